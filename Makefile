@@ -1,0 +1,58 @@
+# `make repro`   the environment, then the experiment
+# `make test`    the environment, then lint, types and every test
+#
+# PROFILE=gpu    CUDA build of vLLM from requirements/gpu.txt; chosen by itself beside nvidia-smi
+# PARAMS=FILE    use a complete params file, e.g. PARAMS=profiles/smoke.yaml
+
+PROFILE ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+PYTHON ?= python3
+LOCK := requirements/$(PROFILE).txt
+STAMP := .venv/.installed-$(PROFILE)
+PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export VIRTUAL_ENV := $(CURDIR)/.venv
+export DVC_NO_ANALYTICS := 1
+export MLFLOW_DISABLE_TELEMETRY := true
+
+.PHONY: help venv repro test unit lint lock clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -6
+	@echo 'Other targets: venv, unit (tests without a server), lint, lock (write requirements/$(PROFILE).txt)'
+
+venv: $(STAMP)
+
+# torch's CPU build is asked for alone: plainly first, since pip may know a place for it, then from
+# PyTorch's own index. Everything else comes from the lock file, without resolving.
+$(STAMP): $(LOCK)
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	pip install --quiet --upgrade pip
+	if grep -q '^torch==.*+cpu' $(LOCK); then \
+	  pip install --quiet --no-deps "$$(grep '^torch==' $(LOCK))" 2>/dev/null \
+	  || pip install --quiet --no-deps --index-url $(PYTORCH_CPU_INDEX) "$$(grep '^torch==' $(LOCK))"; \
+	fi
+	pip install --progress-bar off --quiet --no-deps -r $(LOCK)
+	touch $@
+
+repro: venv
+	@if [ -n "$(PARAMS)" ]; then python -m specmill.profile "$(PARAMS)"; fi
+	dvc repro
+	@python -m specmill.epilogue
+
+test: venv lint
+	pytest
+
+unit: venv
+	pytest -m "not e2e"
+
+lint: venv
+	ruff check .
+	ruff format --check .
+	mypy
+
+lock:
+	$(PYTHON) requirements/lock.py $(PROFILE)
+
+clean:
+	rm -rf .venv .cache logs

@@ -1,0 +1,60 @@
+"""Acceptance of drafts, from vLLM's counters.
+
+    acceptance length          1 + accepted / drafts           tokens per verification step
+    rate at position i         accepted at i / drafts          unconditional, never rises with i
+    acceptance length       == 1 + sum of the rates
+
+(vllm v1/spec_decode/metrics.py). The 1 is the bonus token, which the verifier always adds. A step
+that drafted nothing is not a draft and is not counted.
+"""
+
+from typing import Any
+
+
+def subtract(after: dict[str, float], before: dict[str, float]) -> dict[str, int]:
+    """What cumulative counters gained.
+
+    Raises:
+        ValueError: when a counter fell, as after a restart.
+    """
+    gained = {name: int(value - before.get(name, 0)) for name, value in after.items()}
+    if min(gained.values(), default=0) < 0:
+        raise ValueError(f"counters fell: {before} -> {after}")
+    return gained
+
+
+def add(counts: list[dict[str, int]]) -> dict[str, int]:
+    """Sum counters of several cells name by name."""
+    names = sorted({name for row in counts for name in row})
+    return {name: sum(row.get(name, 0) for row in counts) for name in names}
+
+
+def acceptance(counts: dict[str, int], k: int) -> dict[str, Any]:
+    """Acceptance figures of one or more cells.
+
+    Args:
+        counts: `num_drafts`, `num_draft_tokens`, `num_accepted_tokens`, `accepted_at_0` ...
+        k: num_speculative_tokens.
+
+    Returns:
+        `num_drafts`, `num_draft_tokens`, `acceptance_length`, `acceptance_rate` (accepted /
+        drafted) and `acceptance_rate_pos` (list of k). Without any draft only `num_drafts`, 0.
+
+    Raises:
+        ValueError: when the engine exports no such counters, or they contradict each other.
+    """
+    if "num_drafts" not in counts:
+        raise ValueError("the engine exports no speculation counters: it is not speculating")
+    drafts = counts["num_drafts"]
+    if drafts == 0:
+        return {"num_drafts": 0}
+    at = [counts.get(f"accepted_at_{position}", 0) for position in range(k)]
+    if sum(at) != counts["num_accepted_tokens"] or sorted(at, reverse=True) != at:
+        raise ValueError(f"acceptance counters contradict each other: {counts}")
+    return {
+        "num_drafts": drafts,
+        "num_draft_tokens": counts["num_draft_tokens"],
+        "acceptance_length": 1 + counts["num_accepted_tokens"] / drafts,
+        "acceptance_rate": counts["num_accepted_tokens"] / counts["num_draft_tokens"],
+        "acceptance_rate_pos": [accepted / drafts for accepted in at],
+    }

@@ -1,0 +1,180 @@
+"""Our client of a vLLM server: exact token ids in and out, times measured at the socket."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from tqdm import tqdm
+
+from specmill import compat
+from specmill.server import Server
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One completion with the exact ids the server saw and made."""
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+
+
+@dataclass(frozen=True)
+class TimedAnswer:
+    """One streamed completion; times in seconds of the same monotonic clock."""
+
+    token_ids: list[int]
+    finish_reason: str
+    sent_at: float
+    chunk_times: list[float]
+    """Arrival of each chunk that carried tokens."""
+    chunk_sizes: list[int]
+    """Tokens in each of those chunks; speculation puts several in one."""
+
+
+class Client:
+    """An HTTP client of one server, to be used as an async context manager."""
+
+    def __init__(self, server: Server, timeout_s: float):
+        self._http = httpx.AsyncClient(
+            base_url=server.url,
+            headers={"Authorization": f"Bearer {server.api_key}"},
+            timeout=httpx.Timeout(timeout_s, connect=10),
+            limits=httpx.Limits(max_connections=None),
+        )
+
+    async def __aenter__(self) -> "Client":
+        await self._http.__aenter__()
+        return self
+
+    async def __aexit__(self, *details: Any) -> None:
+        await self._http.__aexit__(*details)
+
+    async def chat(self, messages: list[dict[str, str]], sampling: dict[str, Any]) -> Answer:
+        """Answer a conversation; the server applies the chat template.
+
+        Raises:
+            RuntimeError: when the server refuses or leaves the token ids out.
+        """
+        body = {"model": "verifier", "messages": messages, "return_token_ids": True, **sampling}
+        reply = await self._http.post("/v1/chat/completions", json=body)
+        data = _checked(reply.status_code, reply.content)
+        choice = data["choices"][0]
+        if not data.get("prompt_token_ids") or choice.get("token_ids") is None:
+            raise RuntimeError(
+                "the server left the token ids out of its answer; this vLLM does not know "
+                "return_token_ids (tested versions: specmill/compat.py)"
+            )
+        return Answer(
+            prompt_token_ids=data["prompt_token_ids"],
+            token_ids=choice["token_ids"],
+            text=choice["message"]["content"] or "",
+            finish_reason=choice["finish_reason"],
+        )
+
+    async def complete_timed(
+        self, prompt_token_ids: list[int], sampling: dict[str, Any]
+    ) -> TimedAnswer:
+        """Stream a completion of exact prompt ids and note when each chunk came."""
+        body = {
+            "model": "verifier",
+            "prompt": prompt_token_ids,
+            "stream": True,
+            "return_token_ids": True,
+            **sampling,
+        }
+        ids: list[int] = []
+        times: list[float] = []
+        sizes: list[int] = []
+        finish_reason = None
+        sent_at = time.monotonic()
+        async with self._http.stream("POST", "/v1/completions", json=body) as reply:
+            if reply.status_code != 200:
+                _checked(reply.status_code, await reply.aread())
+            async for line in reply.aiter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                arrived_at = time.monotonic()
+                data = _checked(200, line[6:].encode())
+                if not data["choices"]:
+                    continue
+                choice = data["choices"][0]
+                if choice["token_ids"]:
+                    ids += choice["token_ids"]
+                    times.append(arrived_at)
+                    sizes.append(len(choice["token_ids"]))
+                finish_reason = choice["finish_reason"] or finish_reason
+        if finish_reason is None or not ids:
+            raise RuntimeError(f"the server's stream ended early, after {len(ids)} tokens")
+        return TimedAnswer(ids, finish_reason, sent_at, times, sizes)
+
+    async def counters(self) -> dict[str, float]:
+        """The engine's cumulative counters of speculation and steps.
+
+        Returns:
+            `num_drafts`, `num_draft_tokens`, `num_accepted_tokens`, `accepted_at_0` ... and
+            `engine_steps`. What the engine does not export is absent, not 0.
+        """
+        reply = await self._http.get("/metrics")
+        if reply.status_code != 200:
+            _checked(reply.status_code, reply.content)
+        names = {full: short for short, full in compat.SPEC_COUNTERS.items()}
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(reply.text):
+            for sample in family.samples:
+                if family.name in names and sample.name.endswith("_total"):
+                    found[names[family.name]] = sample.value
+                elif family.name == compat.SPEC_PER_POSITION and sample.name.endswith("_total"):
+                    found[f"accepted_at_{sample.labels['position']}"] = sample.value
+                elif sample.name == f"{compat.ENGINE_STEPS}_count":
+                    found["engine_steps"] = sample.value
+        return found
+
+
+def _checked(status: int, content: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(content)
+    except json.JSONDecodeError:
+        data = {"error": content[:500].decode(errors="replace")}
+    if status != 200 or "error" in data:
+        raise RuntimeError(f"the server answered with status {status}: {data.get('error', data)}")
+    return dict(data)
+
+
+async def run_closed_loop(
+    items: Sequence[Item],
+    work: Callable[[Item], Awaitable[Result]],
+    concurrency: int,
+    *,
+    progress: str | None = None,
+) -> list[Result]:
+    """Apply `work` to every item with `concurrency` of them in flight; results in item order.
+
+    The first failure cancels the rest and is raised.
+    """
+    queue = iter(enumerate(items))
+    results: dict[int, Result] = {}
+    bar = tqdm(total=len(items), desc=progress, disable=progress is None)
+
+    async def worker() -> None:
+        for index, item in queue:
+            results[index] = await work(item)
+            bar.update()
+
+    with bar:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(concurrency, len(items))):
+                    group.create_task(worker())
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+    return [results[index] for index in range(len(items))]

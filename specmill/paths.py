@@ -1,0 +1,28 @@
+"""Where the repository keeps things; relative to the working directory, which DVC sets.
+
+Everything under CACHE survives an interrupted stage. It is anchored at DVC_ROOT, so that
+`dvc exp run --temp` and the queue, which run in a copy of the repository, share it.
+"""
+
+import os
+from pathlib import Path
+
+PARAMS = Path("params.yaml")
+HARDWARE = Path("reports/hardware.json")
+
+VERIFIER = Path("models/verifier")
+IDENTITY = VERIFIER / "identity.json"
+VERIFIER_HEAD = Path("data/verifier_head")
+
+PROMPTS = Path("data/prompts")
+PREPARED = Path("data/prepared")
+HIDDEN_STATES = Path("data/hidden_states")
+VOCAB = Path("data/vocab")
+EAGLE3 = Path("models/eagle3")
+
+REPORTS = Path("reports")
+BENCH = REPORTS / "bench"
+BENCH_RAW = Path("data/bench")
+
+ROOT = Path(os.environ.get("DVC_ROOT", ".")).absolute()
+CACHE = ROOT / ".cache"

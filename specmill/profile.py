@@ -1,0 +1,43 @@
+"""Put a complete params file in place of params.yaml.
+
+Run      python -m specmill.profile profiles/smoke.yaml      (make repro PARAMS=...)
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from specmill import paths
+from specmill.params import load_params
+
+
+def use_profile(profile: Path, params: Path) -> None:
+    """Copy `profile` onto `params`.
+
+    Raises:
+        ValueError: when the profile is not valid, or `params` has changes that are in no commit
+            and would be lost.
+    """
+    load_params(profile)
+    if params.exists() and params.read_bytes() == profile.read_bytes():
+        return
+    status = subprocess.run(
+        ["git", "status", "--porcelain", "--", str(params)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if status.stdout.strip():
+        raise ValueError(
+            f"{params} has changes that are not committed and that {profile} would overwrite; "
+            f"commit them or `git restore {params}`"
+        )
+    shutil.copyfile(profile, params)
+
+
+if __name__ == "__main__":
+    try:
+        use_profile(Path(sys.argv[1]), paths.PARAMS)
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"PARAMS={sys.argv[1]}: {error}")

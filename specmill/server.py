@@ -1,0 +1,132 @@
+"""A vLLM server for the length of a `with` block: started, awaited, stopped by its process id."""
+
+import contextlib
+import ctypes
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from tqdm import tqdm
+
+from specmill import compat
+
+logger = logging.getLogger(__name__)
+
+_STOP_GRACE_S = 30
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True)
+class Server:
+    """A healthy server."""
+
+    url: str
+    api_key: str
+    log: Path
+    startup_s: float
+
+
+@contextlib.contextmanager
+def serve(
+    model: Path,
+    arguments: list[str],
+    log: Path,
+    *,
+    cpu_kv_cache_gib: int,
+    gpu_memory_utilization: float,
+    startup_timeout_s: int,
+    label: str,
+) -> Iterator[Server]:
+    """Serve `model` on a free loopback port behind a random API key.
+
+    Args:
+        model: Folder of the verifier.
+        arguments: Server flags beyond those of every engine.
+        log: Receives the server's output.
+        cpu_kv_cache_gib: KV cache of a CPU engine, GiB.
+        gpu_memory_utilization: Share of GPU memory the engine may take.
+        startup_timeout_s: Longest time until the server must be healthy, seconds.
+        label: Shown while the server starts.
+
+    Raises:
+        RuntimeError: when the server ends or is not healthy in time; quotes its last lines.
+    """
+    machine = compat.device()
+    port = _free_port()
+    key = secrets.token_urlsafe(24)
+    command = compat.server_command(
+        model, port, [*compat.engine_arguments(machine, gpu_memory_utilization), *arguments]
+    )
+    environment = os.environ | compat.engine_environment(machine, cpu_kv_cache_gib)
+    environment["VLLM_API_KEY"] = key  # in the environment: a command line is public
+    log.parent.mkdir(parents=True, exist_ok=True)
+    prctl = ctypes.CDLL(None).prctl
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+            # a stage that is killed outright takes its server with it
+            preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+        )
+    try:
+        started = time.monotonic()
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_healthy(process, url, log, startup_timeout_s, label)
+        yield Server(url, key, log, time.monotonic() - started)
+    finally:
+        _stop(process)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_healthy(
+    process: subprocess.Popen[bytes], url: str, log: Path, timeout_s: int, label: str
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    with tqdm(desc=f"starting vLLM ({label})", unit="s", bar_format="{desc}: {elapsed}") as bar:
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise RuntimeError(
+                    f"vLLM ended with status {process.returncode} while starting ({label}); "
+                    f"the end of {log}:\n{_tail(log)}"
+                )
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                    return
+            time.sleep(0.5)
+            bar.update(0.5)
+    raise RuntimeError(
+        f"vLLM ({label}) was not healthy after {timeout_s} s (runtime.startup_timeout_s); "
+        f"the end of {log}:\n{_tail(log)}"
+    )
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server and whatever it started: politely, then the whole process group."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _tail(log: Path, lines: int = 25) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

