@@ -17,8 +17,10 @@ export MLFLOW_DISABLE_TELEMETRY := true
 
 .PHONY: help venv repro test unit lint lock clean
 
+.DEFAULT_GOAL := help
+
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -6
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -5
 	@echo 'Other targets: venv, unit (tests without a server), lint, lock (write requirements/$(PROFILE).txt)'
 
 venv: $(STAMP)
@@ -26,6 +28,14 @@ venv: $(STAMP)
 # torch's CPU build is asked for alone: plainly first, since pip may know a place for it, then from
 # PyTorch's own index. Everything else comes from the lock file, without resolving.
 $(STAMP): $(LOCK)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo '$(PYTHON) is older than 3.11; name another: make PYTHON=python3.11 ...' >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
+	  || { echo 'apt-get install python3-venv' >&2; exit 1; }
+	@if [ $(PROFILE) = cpu ]; then \
+	  command -v g++ >/dev/null || { echo 'vLLM compiles on this CPU: apt-get install g++' >&2; exit 1; }; \
+	  $(PYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || { echo 'vLLM links to it: apt-get install libnuma1' >&2; exit 1; }; \
+	fi
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	pip install --quiet --upgrade pip
 	if grep -q '^torch==.*+cpu' $(LOCK); then \

@@ -81,10 +81,10 @@ class Train(Section):
 
     epochs: Count
     lr: Annotated[float, Field(gt=0)]
-    """Peak learning rate of AdamW (every parameter, or with Muon all that is not a matrix)."""
+    """Peak learning rate. Muon's updates are scaled to AdamW's (`match_rms_adamw`), so one value
+    serves both, as in speculators' command line."""
     optimizer: Literal["adamw", "muon"]
-    muon_lr: Annotated[float, Field(gt=0)]
-    """Peak learning rate of Muon, which trains the weight matrices; unused by adamw."""
+    """`muon` trains weight matrices with Muon and the rest with AdamW."""
     warmup_ratio: Annotated[float, Field(ge=0, le=1)]
     """Share of all steps spent warming the learning rate up; it then falls linearly to 0."""
     ttt_steps: Count

@@ -158,10 +158,13 @@ def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _never_failing() -> Iterator[None]:
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
     try:
-        yield
-    except (MlflowException, SQLAlchemyError, OSError) as error:
-        logger.warning("MLflow: %s; the stage goes on without", error)
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield
+        except (MlflowException, SQLAlchemyError, OSError) as error:
+            logger.warning("MLflow: %s; the stage goes on without", error)
+    except ModuleNotFoundError as error:
+        logger.warning("this stage is not tracked: %s", error)

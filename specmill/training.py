@@ -153,6 +153,13 @@ class _Trainer(Trainer):
     def val_epoch(self, epoch: int) -> dict[str, float]:
         metrics = super().val_epoch(epoch)
         write_json(self.checkpointer.path / str(epoch) / _EPOCH, metrics)
+        logger.info(
+            "epoch %d of %d: held-out loss %.3f, expected length %.3f",
+            epoch + 1,
+            self.config.num_epochs,
+            metrics["loss_epoch"],
+            expected_length(metrics),
+        )
         self._on_epoch(epoch, metrics)
         return metrics
 
@@ -205,7 +212,7 @@ def train(
         train_call_kwargs=call_kwargs,
         val_call_kwargs=val_kwargs,
         optimizer=chosen.optimizer,
-        muon_lr=chosen.muon_lr,
+        muon_lr=chosen.lr,
         scheduler_type="linear",
         scheduler_warmup_ratio=chosen.warmup_ratio,
         hidden_states_dtype=training.hidden_states_dtype,

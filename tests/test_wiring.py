@@ -1,0 +1,139 @@
+"""Which stages a change reruns: the real dvc.yaml and params.yaml, real DVC, stand-in stages.
+
+A stand-in writes outputs that depend on exactly what its stage declares (the parameters it lists
+and the files it depends on), so a missing or needless dependency shows as a wrong list of stages.
+"""
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.workspace import ROOT, Workspace
+
+STAND_IN = textwrap.dedent(
+    '''
+    """Stand-in: outputs are digests of what dvc.yaml declares."""
+    import hashlib, json, sys
+    from pathlib import Path
+    from ruamel.yaml import YAML
+
+    name = Path(__file__).stem
+    key = sys.argv[1] if len(sys.argv) > 1 else None
+    params = YAML(typ="safe").load(Path("params.yaml").read_text())
+    pipeline = YAML(typ="safe").load(Path("dvc.yaml").read_text())["stages"]
+    item = params["methods"].get(key, {})
+    def fill(text):
+        for field, value in {"key": key, **{f"item.{k}": v for k, v in item.items()}}.items():
+            text = text.replace("${%s}" % field, str(value))
+        return text
+    stage = pipeline[name].get("do", pipeline[name])
+    def paths(kind):
+        return [fill(e if isinstance(e, str) else next(iter(e))) for e in stage.get(kind, [])]
+    def read(path):
+        path = Path(path)
+        files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+        assert files, f"{name}: dependency {path} is missing"
+        return b"".join(p.read_bytes() for p in files)
+    sections = {s: params[s] for s in map(fill, stage.get("params", []))}
+    wanted = [d for s in pipeline.values() for d in s.get("do", s).get("deps", [])]
+    for out in paths("outs") + paths("metrics") + paths("plots"):
+        leaves = [Path(d) for d in wanted if d.startswith(out + "/") and "$" not in d]
+        leaves = leaves or [Path(out) if Path(out).suffix else Path(out) / "content"]
+        for leaf in leaves:
+            # the bench prompts do not depend on the training prompts
+            foreign = {"bench.parquet": "train.jsonl", "train.parquet": "bench.jsonl",
+                       "heldout.parquet": "bench.jsonl"}.get(leaf.name)
+            deps = [d for d in paths("deps") if Path(d).name != foreign]
+            blob = json.dumps(sections, sort_keys=True).encode() + b"".join(map(read, deps))
+            leaf.parent.mkdir(parents=True, exist_ok=True)
+            leaf.write_text(json.dumps({"digest": hashlib.sha256(blob).hexdigest()}))
+    '''
+)
+
+
+@pytest.fixture(scope="module")
+def wired(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    workspace = Workspace(tmp_path_factory.mktemp("wiring") / "repository")
+    for path in (workspace.folder / "stages").glob("[a-z]*.py"):
+        path.write_text(STAND_IN)
+    workspace.stages_run("dvc", "repro")
+    workspace.commit("everything ran")
+    return workspace
+
+
+@pytest.fixture(autouse=True)
+def _restored(wired: Workspace) -> Iterator[None]:
+    yield
+    wired.reset()
+
+
+ALWAYS = ["hardware"]
+
+
+def ran(stages: list[str]) -> set[str]:
+    return set(stages) - set(ALWAYS)
+
+
+def test_a_second_repro_runs_hardware_only(wired: Workspace) -> None:
+    assert wired.stages_run("dvc", "repro") == ["hardware"]
+
+
+def test_another_k_reruns_the_speculating_benches_and_the_report(wired: Workspace) -> None:
+    stages = wired.stages_run("dvc", "exp", "run", "-S", "spec.tokens=2")
+    assert ran(stages) == {"bench@ngram", "bench@eagle3", "report"}
+
+
+def test_another_learning_rate_reruns_train_and_what_serves_its_head(wired: Workspace) -> None:
+    stages = wired.stages_run("dvc", "exp", "run", "-S", "train.lr=1e-4")
+    assert ran(stages) == {"train", "bench@eagle3", "report"}
+
+
+def test_another_draft_vocabulary_does_not_extract_again(wired: Workspace) -> None:
+    stages = wired.stages_run("dvc", "exp", "run", "-S", "vocab.draft_vocab_size=4096")
+    assert ran(stages) == {"vocab", "train", "bench@eagle3", "report"}
+
+
+def test_one_more_training_prompt_reruns_prepare_onward_but_no_headless_bench(
+    wired: Workspace,
+) -> None:
+    with (wired.folder / "data/prompts/train.jsonl").open("a") as prompts:
+        prompts.write('{"category": "coding", "turns": ["Write a haiku about merge conflicts."]}\n')
+    stages = wired.stages_run("dvc", "repro")
+    assert ran(stages) == {"prepare", "extract", "vocab", "train", "bench@eagle3", "report"}
+
+
+def test_another_machine_benches_again_and_trains_nothing(wired: Workspace) -> None:
+    replaced = STAND_IN.replace('json.dumps({"digest"', 'json.dumps({"machine": 2, "digest"')
+    (wired.folder / "stages/hardware.py").write_text(replaced)
+    stages = wired.stages_run("dvc", "repro")
+    assert ran(stages) == {"bench@none", "bench@ngram", "bench@eagle3", "report"}
+
+
+def test_runtime_settings_rerun_nothing(wired: Workspace) -> None:
+    params = wired.folder / "params.yaml"
+    text = params.read_text()
+    assert "request_concurrency: 32" in text
+    params.write_text(text.replace("request_concurrency: 32", "request_concurrency: 8"))
+    assert wired.stages_run("dvc", "repro") == ["hardware"]
+
+
+def test_editing_one_method_reruns_its_bench_alone(wired: Workspace) -> None:
+    with (wired.folder / "specmill/methods/ngram.py").open("a") as source:
+        source.write("# another line\n")
+    assert ran(wired.stages_run("dvc", "repro")) == {"bench@ngram"}
+
+
+def test_an_experiment_in_a_temporary_folder_leaves_the_workspace_alone(wired: Workspace) -> None:
+    before = (wired.folder / "params.yaml").read_text()
+    stages = wired.stages_run("dvc", "exp", "run", "--temp", "-S", "spec.tokens=4")
+    assert ran(stages) == {"bench@ngram", "bench@eagle3", "report"}
+    assert (wired.folder / "params.yaml").read_text() == before
+
+
+def test_every_stand_in_stage_exists() -> None:
+    names = {path.stem for path in Path(ROOT / "stages").glob("[a-z]*.py")}
+    assert names == {
+        "hardware", "verifier", "prepare", "extract", "vocab", "train", "bench", "report",
+    }  # fmt: skip
