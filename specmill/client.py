@@ -1,9 +1,10 @@
 """Our client of a vLLM server: exact token ids in and out, times measured at the socket."""
 
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -49,7 +50,10 @@ class Client:
             base_url=server.url,
             headers={"Authorization": f"Bearer {server.api_key}"},
             timeout=httpx.Timeout(timeout_s, connect=10),
-            limits=httpx.Limits(max_connections=None),
+            trust_env=False,  # a proxy must not see loopback requests and their key
+            # no keep-alive: a request that meets the server closing an idle connection fails, and
+            # on loopback a new connection costs less than a millisecond
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )
 
     async def __aenter__(self) -> "Client":
@@ -66,14 +70,12 @@ class Client:
             RuntimeError: when the server refuses or leaves the token ids out.
         """
         body = {"model": "verifier", "messages": messages, "return_token_ids": True, **sampling}
-        reply = await self._http.post("/v1/chat/completions", json=body)
+        with _named_failures():
+            reply = await self._http.post("/v1/chat/completions", json=body)
         data = _checked(reply.status_code, reply.content)
         choice = data["choices"][0]
         if not data.get("prompt_token_ids") or choice.get("token_ids") is None:
-            raise RuntimeError(
-                "the server left the token ids out of its answer; this vLLM does not know "
-                "return_token_ids (tested versions: specmill/compat.py)"
-            )
+            raise RuntimeError(_NO_IDS)
         return Answer(
             prompt_token_ids=data["prompt_token_ids"],
             token_ids=choice["token_ids"],
@@ -97,22 +99,25 @@ class Client:
         sizes: list[int] = []
         finish_reason = None
         sent_at = time.monotonic()
-        async with self._http.stream("POST", "/v1/completions", json=body) as reply:
-            if reply.status_code != 200:
-                _checked(reply.status_code, await reply.aread())
-            async for line in reply.aiter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                arrived_at = time.monotonic()
-                data = _checked(200, line[6:].encode())
-                if not data["choices"]:
-                    continue
-                choice = data["choices"][0]
-                if choice["token_ids"]:
-                    ids += choice["token_ids"]
-                    times.append(arrived_at)
-                    sizes.append(len(choice["token_ids"]))
-                finish_reason = choice["finish_reason"] or finish_reason
+        with _named_failures():
+            async with self._http.stream("POST", "/v1/completions", json=body) as reply:
+                if reply.status_code != 200:
+                    _checked(reply.status_code, await reply.aread())
+                async for line in reply.aiter_lines():
+                    if not line.startswith("data: ") or line == "data: [DONE]":
+                        continue
+                    arrived_at = time.monotonic()
+                    data = _checked(200, line[6:].encode())
+                    if not data["choices"]:
+                        continue
+                    choice = data["choices"][0]
+                    if "token_ids" not in choice:
+                        raise RuntimeError(_NO_IDS)
+                    if choice["token_ids"]:
+                        ids += choice["token_ids"]
+                        times.append(arrived_at)
+                        sizes.append(len(choice["token_ids"]))
+                    finish_reason = choice["finish_reason"] or finish_reason
         if finish_reason is None or not ids:
             raise RuntimeError(f"the server's stream ended early, after {len(ids)} tokens")
         return TimedAnswer(ids, finish_reason, sent_at, times, sizes)
@@ -124,7 +129,8 @@ class Client:
             `num_drafts`, `num_draft_tokens`, `num_accepted_tokens`, `accepted_at_0` ... and
             `engine_steps`. What the engine does not export is absent, not 0.
         """
-        reply = await self._http.get("/metrics")
+        with _named_failures():
+            reply = await self._http.get("/metrics")
         if reply.status_code != 200:
             _checked(reply.status_code, reply.content)
         names = {full: short for short, full in compat.SPEC_COUNTERS.items()}
@@ -138,6 +144,27 @@ class Client:
                 elif sample.name == f"{compat.ENGINE_STEPS}_count":
                     found["engine_steps"] = sample.value
         return found
+
+
+_NO_IDS = (
+    "the server left the token ids out of its answer; this vLLM does not know return_token_ids "
+    "(tested versions: specmill/compat.py)"
+)
+
+
+@contextlib.contextmanager
+def _named_failures() -> Iterator[None]:
+    """Say what a broken connection or a time-out means for the user."""
+    try:
+        yield
+    except httpx.TimeoutException:
+        raise RuntimeError(
+            "the server did not answer in runtime.request_timeout_s; see its log in logs/"
+        ) from None
+    except httpx.TransportError as error:
+        raise RuntimeError(
+            f"the connection to the server broke ({error!r}); see its log in logs/"
+        ) from None
 
 
 def _checked(status: int, content: bytes) -> dict[str, Any]:

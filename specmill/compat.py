@@ -101,7 +101,13 @@ def engine_environment(machine: str, cpu_kv_cache_gib: int) -> dict[str, str]:
     Raises:
         FileNotFoundError: when the OpenMP library is not in this environment.
     """
-    common = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
+    common = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        # a process that has asked torch for its GPUs cannot fork an engine
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    }
     if machine == "cuda":
         return common
     openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
@@ -162,19 +168,22 @@ def engine_facts(log: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def trainable_without_accelerator() -> Iterator[None]:
-    """Let speculators' step timer run on a CPU, where there is nothing to synchronise.
+    """Let speculators' trainer run and resume on a CPU.
 
-    `_StepTimer.mark` calls torch.accelerator.synchronize unconditionally (train/trainer.py, 0.9).
+    Its step timer calls torch.accelerator.synchronize unconditionally (train/trainer.py, 0.9), and
+    its checkpointer loads onto "cuda:0" when there is no accelerator (utils/util.py).
     """
     import torch
+    from speculators.train import checkpointer
 
-    original = torch.accelerator.synchronize
+    originals = torch.accelerator.synchronize, checkpointer.get_current_device
     if not torch.accelerator.is_available():
         torch.accelerator.synchronize = lambda *_: None
+        checkpointer.get_current_device = lambda: "cpu"
     try:
         yield
     finally:
-        torch.accelerator.synchronize = original
+        torch.accelerator.synchronize, checkpointer.get_current_device = originals
 
 
 def loss_implementation(machine: str) -> str:

@@ -48,8 +48,8 @@ async def generate(
     """Answer every job; the server is started only when an answer is missing from the cache.
 
     Returns:
-        The assistant turns of each job, in job order (fewer than the prompt has user turns when
-        an answer was cut by its length), and the number of answers generated now.
+        The assistant turns of each job, in job order, and the number of answers generated now. A
+        conversation goes on after an answer that was cut by its length, as a served one does.
     """
     generated = 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from ruamel.yaml import YAML
+from ruamel.yaml import YAML, YAMLError
 
 Count = Annotated[int, Field(ge=1)]
 Size = Annotated[int, Field(ge=0)]
@@ -205,9 +205,12 @@ def load_params(path: Path) -> Params:
     """Read and check `path`.
 
     Raises:
-        ValueError: naming every key that is unknown, missing or of the wrong type.
+        ValueError: when it is not YAML; naming every key that is unknown, missing or wrong.
     """
-    raw = YAML(typ="safe").load(path.read_text())
+    try:
+        raw = YAML(typ="safe").load(path.read_text())
+    except YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {error}") from None
     try:
         return Params.model_validate(raw)
     except ValidationError as error:

@@ -26,8 +26,10 @@ def use_profile(profile: Path, params: Path) -> None:
         ["git", "status", "--porcelain", "--", str(params)],
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
+    if status.returncode != 0:
+        raise ValueError(f"git cannot tell whether {params} is committed: {status.stderr.strip()}")
     if status.stdout.strip():
         raise ValueError(
             f"{params} has changes that are not committed and that {profile} would overwrite; "

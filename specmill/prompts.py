@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from specmill.samples import ALL
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -16,12 +18,13 @@ class Prompt:
 
     @property
     def key(self) -> str:
-        """Digest of the normalised turns: equal for prompts that differ in case or spacing only."""
-        return hashlib.sha256("\n".join(map(normalise, self.turns)).encode()).hexdigest()
+        """Digest of the turns: equal for prompts that differ in case or spacing only."""
+        turns = (" ".join(turn.lower().split()) for turn in self.turns)
+        return hashlib.sha256("\n".join(turns).encode()).hexdigest()
 
 
 def normalise(text: str) -> str:
-    """Lower case, words only, single spaces: the form in which prompts are compared."""
+    """Lower case, words only, single spaces: the form in which two prompt files are compared."""
     return " ".join(re.findall(r"\w+", text.lower()))
 
 
@@ -32,19 +35,26 @@ def read_prompts(path: Path) -> list[Prompt]:
         ValueError: naming the file and line that is not such an object.
     """
     prompts: dict[str, Prompt] = {}
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(path.read_text().split("\n"), start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
             prompt = Prompt(row["category"], tuple(row["turns"]))
-            valid = bool(prompt.turns) and all(
-                isinstance(text, str) and text.strip() for text in (prompt.category, *prompt.turns)
+            valid = (
+                isinstance(row["turns"], list)
+                and bool(prompt.turns)
+                and all(isinstance(text, str) and text.strip() for text in prompt.turns)
+                and isinstance(prompt.category, str)
+                and prompt.category.strip() not in ("", ALL)
             )
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{path}:{number} is not a prompt: {error!r}") from None
         if not valid:
-            raise ValueError(f"{path}:{number}: category and every turn must be non-empty text")
+            raise ValueError(
+                f"{path}:{number}: category must be text other than {ALL!r} (the sum of all) and "
+                "turns a list of texts, none of them empty"
+            )
         prompts.setdefault(prompt.key, prompt)
     if not prompts:
         raise ValueError(f"{path} holds no prompts")

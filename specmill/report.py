@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from specmill.summary import ALL
+from specmill.samples import ALL
 
 Results = dict[str, dict[str, Any]]
 """reports/bench/NAME.json by method."""

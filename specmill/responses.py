@@ -41,10 +41,10 @@ class ResponseCache:
         self._path = path
         self._known: dict[str, Answer] = {}
         if path.exists():
-            for line in path.read_bytes().splitlines():
+            for line in path.read_bytes().split(b"\n"):
                 try:
                     row = json.loads(line)
-                except json.JSONDecodeError:
+                except ValueError:  # not JSON, or cut inside a character
                     continue  # the line an interruption cut; its prompt is simply asked again
                 self._known[row["key"]] = Answer(**row["answer"])
 

@@ -15,6 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+ALL = "all"
+"""Stands for every category in tables; no category can be called so."""
+
 SCHEMA = pa.schema(
     {
         "sample_key": pa.string(),

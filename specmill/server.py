@@ -107,7 +107,7 @@ def _wait_until_healthy(
                     f"the end of {log}:\n{_tail(log)}"
                 )
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                if httpx.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200:
                     return
             time.sleep(0.5)
             bar.update(0.5)

@@ -193,12 +193,24 @@ def samples_in(shard: Path) -> list[str]:
     Raises:
         ValueError: when the file is cut or not a shard.
     """
+    length = shard.stat().st_size
     with shard.open("rb") as handle:
         size = int.from_bytes(handle.read(8), "little")
         try:
-            header = json.loads(handle.read(size))
-        except ValueError:
-            raise ValueError(f"{shard} is damaged; delete it and run `dvc repro extract`") from None
+            header = json.loads(handle.read(min(size, length)))
+            end = (
+                8
+                + size
+                + max(
+                    entry["data_offsets"][1]
+                    for name, entry in header.items()
+                    if name != "__metadata__"
+                )
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            end = None
+    if end != length:
+        raise ValueError(f"{shard} is damaged; delete it and run `dvc repro extract`")
     return [name.removeprefix("states/") for name in header if name.startswith("states/")]
 
 

@@ -4,9 +4,7 @@ from statistics import median
 from typing import Any
 
 from specmill.acceptance import acceptance, add
-
-ALL = "all"
-"""The row over every category."""
+from specmill.samples import ALL
 
 
 def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:

@@ -159,12 +159,16 @@ def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 @contextlib.contextmanager
 def _never_failing() -> Iterator[None]:
     try:
+        yield
+    except _tracking_errors() as error:
+        logger.warning("MLflow: %s; the stage goes on without", error)
+
+
+def _tracking_errors() -> tuple[type[Exception], ...]:
+    """What MLflow and its database raise; without MLflow, that it is not installed."""
+    try:
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
-
-        try:
-            yield
-        except (MlflowException, SQLAlchemyError, OSError) as error:
-            logger.warning("MLflow: %s; the stage goes on without", error)
-    except ModuleNotFoundError as error:
-        logger.warning("this stage is not tracked: %s", error)
+    except ModuleNotFoundError:
+        return (ModuleNotFoundError,)
+    return (MlflowException, SQLAlchemyError, OSError)

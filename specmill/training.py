@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from speculators.models.eagle3.core import Eagle3DraftModel
 from speculators.models.eagle3.data import shift_batch
+from speculators.train.checkpointer import SingleGPUCheckpointer
 from speculators.train.cli import create_transformer_layer_config
 from speculators.train.data import BaseDataset, CollateFn
 from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
@@ -25,6 +25,7 @@ from transformers import set_seed
 
 from specmill import compat
 from specmill.files import read_json, write_json
+from specmill.head import expected_length
 from specmill.params import Train
 from specmill.samples import Sample
 from specmill.store import StateView
@@ -93,7 +94,7 @@ def build_draft_model(
     Raises:
         ValueError: when the model ends up with another vocabulary than asked for.
     """
-    torch.set_default_dtype(torch.float32)
+    set_seed(chosen.seed)  # the weights are drawn here
     config = create_transformer_layer_config(
         verifier_name_or_path=str(verifier_head),
         num_layers=chosen.num_layers,
@@ -137,6 +138,17 @@ def check_vocabulary(model: Eagle3DraftModel, d2t: np.ndarray, t2d: np.ndarray) 
         raise ValueError("the model's t2d is not the one chosen")
 
 
+class _ExactCheckpointer(SingleGPUCheckpointer):
+    """Keeps what was trained as it was trained, so that a resumed run equals an undisturbed one.
+
+    speculators rounds weights and optimizer state to bfloat16, which a resumed run then goes on
+    from; `export_head` rounds the finished head instead.
+    """
+
+    def save_checkpoint(self, model: Any, optimizer: Any, epoch: int | str) -> None:
+        super().save_checkpoint(model, optimizer, epoch, float_dtype=torch.float32)
+
+
 class _Trainer(Trainer):
     """speculators' Trainer that also runs without an accelerator and reports every epoch."""
 
@@ -145,6 +157,7 @@ class _Trainer(Trainer):
         super().__init__(*args)
 
     def setup_trainer(self) -> None:
+        self.checkpointer = _ExactCheckpointer(self.config.save_path)
         if compat.device() == "cpu":
             self.local_rank = torch.device("cpu")
             self.device_type = "cpu"
@@ -195,7 +208,6 @@ def train(
     Returns:
         The folder of the best epoch (`expected_length`), and every epoch's held-out metrics.
     """
-    set_seed(chosen.seed)
     _drop_incomplete(checkpoints)
     machine = compat.device()
     call_kwargs, val_kwargs = model.get_trainer_kwargs(
@@ -235,15 +247,6 @@ def train(
     return checkpoints / str(best), epochs
 
 
-def expected_length(metrics: dict[str, float]) -> float:
-    """1 + the sum of the held-out accuracies by position: what acceptance length would be if
-    agreement within the draft vocabulary were acceptance. Used to rank epochs: the loss begins to
-    rise several epochs before this stops rising.
-    """
-    rates = [value for name, value in metrics.items() if name.startswith("full_acc_")]
-    return 1 + sum(rates)
-
-
 def _drop_incomplete(checkpoints: Path) -> None:
     """Remove what an interrupted run left behind that cannot be resumed from."""
     for folder in checkpoints.glob("*"):
@@ -252,42 +255,3 @@ def _drop_incomplete(checkpoints: Path) -> None:
         elif folder.is_dir() and not (folder / _EPOCH).is_file():
             logger.info("dropping the incomplete checkpoint %s", folder)
             shutil.rmtree(folder)
-
-
-def curves(epochs: list[dict[str, float]], ttt_steps: int) -> list[dict[str, float]]:
-    """Held-out accuracy and loss by epoch and position, one row each, for plots.
-
-    `accuracy` is speculators' full_acc: all positions up to this one agree with the verifier's
-    choice *within the draft vocabulary*, the earlier tokens being the verifier's own. It is no
-    acceptance rate: a verifier token outside the draft vocabulary counts as something else.
-    """
-    return [
-        {
-            "epoch": epoch,
-            "position": position,
-            "accuracy": round(metrics[f"full_acc_{position}_epoch"], 4),
-            "loss": round(metrics[f"loss_{position}_epoch"], 4),
-        }
-        for epoch, metrics in enumerate(epochs)
-        for position in range(ttt_steps)
-    ]
-
-
-def export_head(checkpoint: Path, folder: Path, verifier_name: str, provenance: Any) -> None:
-    """Write a checkpoint as a portable speculators head with its provenance.
-
-    speculators stores the path of the verifier it trained with; here the verifier's portable name
-    replaces it, so that the head means the same on another machine.
-
-    Raises:
-        ValueError: when a weight is not finite, as one that was never loaded is.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, tensor in load_file(checkpoint / "model.safetensors").items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"weight {name} of {checkpoint} holds NaN or infinity")
-    shutil.copy2(checkpoint / "model.safetensors", folder / "model.safetensors")
-    config = read_json(checkpoint / "config.json")
-    config["speculators_config"]["verifier"]["name_or_path"] = verifier_name
-    write_json(folder / "config.json", config)
-    write_json(folder / "provenance.json", provenance)

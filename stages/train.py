@@ -16,18 +16,12 @@ import torch
 
 from specmill import compat, paths
 from specmill.files import digest, read_json, write_json
+from specmill.head import curves, expected_length, export_head
 from specmill.samples import read_samples
 from specmill.stage import open_stage
 from specmill.store import StateView
 from specmill.tracking import git_state
-from specmill.training import (
-    StoredSamples,
-    build_draft_model,
-    curves,
-    expected_length,
-    export_head,
-    train,
-)
+from specmill.training import StoredSamples, build_draft_model, train
 from specmill.vocab import load_tables, tables_digest
 
 

@@ -48,7 +48,8 @@ class FakeVllm:
         """Authorization headers seen."""
         self.fail_after: int | None = None
         """Requests answered before every further one fails with status 500."""
-        self.omit_token_ids = False
+        self.omitted: set[str] = set()
+        """Names left out of the answers of chats."""
         self.hold: tuple[str, threading.Event] | None = None
         """A chat that ends with this text is answered only once the event is set."""
         self.stream: list[str] | None = None
@@ -109,12 +110,16 @@ class FakeVllm:
             else:
                 event.set()
         answer = f"re: {asked}"
-        choice: dict[str, Any] = {"message": {"content": answer}, "finish_reason": "stop"}
-        if self.omit_token_ids:
-            return {"choices": [choice]}
-        choice["token_ids"] = list(answer.encode())
         prompt = "".join(f"<{message['role']}>{message['content']}" for message in messages)
-        return {"choices": [choice], "prompt_token_ids": list(prompt.encode())}
+        choice = {
+            "message": {"content": answer},
+            "finish_reason": "stop",
+            "token_ids": list(answer.encode()),
+        }
+        reply = {"choices": [choice], "prompt_token_ids": list(prompt.encode())}
+        for name in self.omitted:
+            (choice if name in choice else reply).pop(name)
+        return reply
 
     def exposition(self) -> str:
         """What `/metrics` says after the completions so far."""

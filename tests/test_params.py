@@ -215,3 +215,10 @@ def test_an_unknown_method_is_refused_with_the_known_ones(tmp_path: Path) -> Non
     assert params.method("eagle3").head == "models/eagle3"
     with pytest.raises(ValueError, match="methods has no 'medusa'; it has none, eagle3"):
         params.method("medusa")
+
+
+def test_a_file_that_is_not_yaml_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text("verifier: [1, 2\ntrain: }")
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is not YAML"):
+        load_params(path)

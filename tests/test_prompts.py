@@ -70,7 +70,9 @@ def test_prompts_that_differ_in_case_and_spacing_have_one_key() -> None:
 
 
 def test_reading_keeps_the_order_and_drops_exact_repeats(tmp_path: Path) -> None:
-    path = written(tmp_path, row("First?"), row("Second?"), row("first"), "", row("Third?", "go"))
+    path = written(
+        tmp_path, row("First?"), row("Second?"), row(" first? "), "", row("Third?", "go")
+    )
     assert read_prompts(path) == [
         Prompt("coding", ("First?",)),
         Prompt("coding", ("Second?",)),
@@ -92,12 +94,27 @@ def test_reading_keeps_the_order_and_drops_exact_repeats(tmp_path: Path) -> None
         '{"category": "coding", "turns": [null]}',
         '{"category": "", "turns": ["x"]}',
         '{"category": 7, "turns": ["x"]}',
+        '{"category": "all", "turns": ["x"]}',
+        '{"category": "coding", "turns": "Hello"}',
+        '{"category": "coding", "turns": {"user": "x"}}',
     ],
 )
 def test_a_malformed_line_is_named_by_file_and_number(tmp_path: Path, line: str) -> None:
     path = written(tmp_path, row("fine"), "", line, row("also fine"))
     with pytest.raises(ValueError, match=f"{path}:3"):
         read_prompts(path)
+
+
+def test_prompts_that_differ_in_punctuation_are_two_prompts(tmp_path: Path) -> None:
+    path = written(tmp_path, row("What is 2 + 3?"), row("What is 2 - 3?"))
+    assert len(read_prompts(path)) == 2
+
+
+def test_a_line_separator_inside_a_turn_does_not_end_the_line(tmp_path: Path) -> None:
+    text = "first" + chr(0x2028) + "second" + chr(0x85) + "third"
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"category": "coding", "turns": [text]}, ensure_ascii=False) + "\n")
+    assert read_prompts(path) == [Prompt("coding", (text,))]
 
 
 def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:

@@ -78,6 +78,18 @@ def test_a_torn_last_line_is_skipped_and_the_next_answer_is_not_glued_to_it(
     assert again.get("c") == answer("three")
 
 
+def test_a_line_torn_inside_a_character_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "responses.jsonl"
+    cache = ResponseCache(path)
+    cache.add("a", answer("one"))
+    cache.add("b", answer("caf\u00e9"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.index("\u00e9".encode()) + 1])
+    reopened = ResponseCache(path)
+    assert reopened.get("a") == answer("one")
+    assert reopened.get("b") is None
+
+
 def test_a_whole_last_line_without_its_newline_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "responses.jsonl"
     ResponseCache(path).add("a", answer("one"))

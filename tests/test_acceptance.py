@@ -1,0 +1,92 @@
+import random
+from typing import Any
+
+import pytest
+
+from specmill.acceptance import acceptance, add, subtract
+
+COUNTS = {
+    "num_drafts": 8,
+    "num_draft_tokens": 24,
+    "num_accepted_tokens": 9,
+    "accepted_at_0": 6,
+    "accepted_at_1": 2,
+    "accepted_at_2": 1,
+}
+
+
+def test_acceptance_of_a_hand_made_cell() -> None:
+    assert acceptance(COUNTS, 3) == {
+        "num_drafts": 8,
+        "num_draft_tokens": 24,
+        "acceptance_length": 2.125,  # 1 + 9 / 8
+        "acceptance_rate": 0.375,  # 9 / 24
+        "acceptance_rate_pos": [0.75, 0.25, 0.125],  # 6 / 8, 2 / 8, 1 / 8
+    }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_acceptance_length_is_one_plus_the_sum_of_the_rates(seed: int) -> None:
+    generator = random.Random(seed)
+    num_drafts, k = generator.randint(1, 1000), generator.randint(1, 8)
+    at = sorted((generator.randint(0, num_drafts) for _ in range(k)), reverse=True)
+    counts = {
+        "num_drafts": num_drafts,
+        "num_draft_tokens": num_drafts * k,
+        "num_accepted_tokens": sum(at),
+        **{f"accepted_at_{position}": accepted for position, accepted in enumerate(at)},
+    }
+    figures = acceptance(counts, k)
+    rates = figures["acceptance_rate_pos"]
+    assert figures["acceptance_length"] == pytest.approx(1 + sum(rates))
+    assert 1 <= figures["acceptance_length"] <= 1 + k
+    assert rates == sorted(rates, reverse=True)
+    assert figures["acceptance_rate"] == pytest.approx(sum(rates) / k)
+
+
+def test_a_position_that_was_never_accepted_has_rate_zero() -> None:
+    counts = COUNTS | {"num_draft_tokens": 32}
+    assert acceptance(counts, 4)["acceptance_rate_pos"] == [0.75, 0.25, 0.125, 0.0]
+
+
+def test_without_a_draft_there_is_no_acceptance_length() -> None:
+    zeros = dict.fromkeys(COUNTS, 0)
+    assert acceptance(zeros, 3) == {"num_drafts": 0}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"num_accepted_tokens": 10},
+        {"accepted_at_0": 2, "accepted_at_1": 6},  # accepted later more often than before
+        {"accepted_at_3": 1, "num_accepted_tokens": 10},  # a position that was never drafted
+    ],
+)
+def test_counters_that_contradict_each_other_are_refused(changed: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="acceptance counters contradict each other"):
+        acceptance(COUNTS | changed, 3)
+
+
+def test_an_engine_without_speculation_counters_is_refused() -> None:
+    with pytest.raises(ValueError, match="it is not speculating"):
+        acceptance({"engine_steps": 10}, 3)
+
+
+def test_subtracting_gives_what_each_counter_gained() -> None:
+    before: dict[str, Any] = {"num_drafts": 10.0, "engine_steps": 7.0}
+    after: dict[str, Any] = {"num_drafts": 18.0, "engine_steps": 7.0, "accepted_at_0": 3.0}
+    gained = subtract(after, before)
+    assert gained == {"num_drafts": 8, "engine_steps": 0, "accepted_at_0": 3}
+    assert {type(value) for value in gained.values()} == {int}
+    assert subtract({}, {}) == {}
+
+
+def test_a_counter_that_fell_is_refused() -> None:
+    with pytest.raises(ValueError, match="counters fell"):
+        subtract({"num_drafts": 5.0, "engine_steps": 9.0}, {"num_drafts": 6.0})
+
+
+def test_adding_sums_name_by_name_and_misses_none() -> None:
+    rows = [{"num_drafts": 1, "accepted_at_0": 1}, {"num_drafts": 5, "engine_steps": 2}, {}]
+    assert add(rows) == {"num_drafts": 6, "accepted_at_0": 1, "engine_steps": 2}
+    assert add([]) == {}

@@ -1,0 +1,107 @@
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specmill.files import (
+    digest,
+    file_digest,
+    read_json,
+    tree_digest,
+    write_atomically,
+    write_json,
+)
+
+
+def test_writing_makes_the_folder_and_leaves_nothing_else_behind(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "x.bin"
+    write_atomically(path, b"one")
+    write_atomically(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert os.listdir(path.parent) == ["x.bin"]
+
+
+def test_a_reader_has_the_old_file_whole_until_the_new_one_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.bin"
+    write_atomically(path, b"old")
+
+    def full_disk(_: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        write_atomically(path, b"newer")
+    assert path.read_bytes() == b"old"
+
+
+def test_equal_values_give_equal_bytes_of_sorted_json(tmp_path: Path) -> None:
+    write_json(tmp_path / "a", {"b": [1, 2.5], "a": "ü"})
+    write_json(tmp_path / "b", {"a": "ü", "b": [1, 2.5]})
+    expected = '{\n  "a": "ü",\n  "b": [\n    1,\n    2.5\n  ]\n}\n'
+    assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text() == expected
+    assert read_json(tmp_path / "a") == {"a": "ü", "b": [1, 2.5]}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_is_not_written_as_json(tmp_path: Path, value: float) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"loss": 1.0})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, {"loss": value})
+    assert read_json(path) == {"loss": 1.0}
+
+
+def test_a_file_that_is_not_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("{cut")
+    with pytest.raises(ValueError, match=f"{path} is not valid JSON"):
+        read_json(path)
+
+
+def test_the_digest_is_of_canonical_json() -> None:
+    expected = hashlib.sha256(b'{"a":[2,null],"b":"\xc3\xbc"}').hexdigest()
+    assert digest({"b": "ü", "a": [2, None]}) == expected
+    assert digest({"b": "ü", "a": [None, 2]}) != expected
+
+
+def test_the_digest_of_a_file_is_of_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"abc")
+    assert file_digest(tmp_path / "x") == hashlib.sha256(b"abc").hexdigest()
+    assert tree_digest(tmp_path / "x") == hashlib.sha256(b"abc").hexdigest()
+
+
+def make_tree(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_equal_trees_have_equal_digests_wherever_and_whenever_they_were_made(
+    tmp_path: Path,
+) -> None:
+    first = make_tree(tmp_path / "one", {"a": "1", "sub/b": "2"})
+    second = make_tree(tmp_path / "two", {"sub/b": "2", "a": "1"})
+    os.utime(second / "a", (1, 1))
+    assert tree_digest(first) == tree_digest(second)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a": "1", "sub/b": "3"},
+        {"a": "1", "sub/c": "2"},
+        {"a": "1", "b": "2"},
+        {"a": "1", "sub/b": "2", "sub/d": ""},
+        {"a": "2", "sub/b": "1"},
+    ],
+)
+def test_a_tree_with_another_name_or_byte_has_another_digest(
+    tmp_path: Path, files: dict[str, Any]
+) -> None:
+    first = make_tree(tmp_path / "one", {"a": "1", "sub/b": "2"})
+    assert tree_digest(first) != tree_digest(make_tree(tmp_path / "two", files))

@@ -1,0 +1,229 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specmill import compat
+from specmill.bench import Run, server_starter
+from specmill.params import Bench, Runtime
+from specmill.server import serve
+
+# Stands for vLLM: takes the port, then what it does, then the flags it was given.
+FAKE = """
+import http.server, json, os, signal, sys, time
+
+port, behaviour, *flags = sys.argv[1:]
+print("flags", json.dumps(flags))
+print("key", os.environ["VLLM_API_KEY"])
+print("command", open("/proc/self/cmdline").read().replace("\\0", " "), flush=True)
+if behaviour == "dies":
+    print("CUDA out of memory, or so", flush=True)
+    sys.exit(3)
+if behaviour == "forks":
+    ready, tell = os.pipe()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("child", os.getpid(), flush=True)
+        os.write(tell, b".")
+        time.sleep(600)
+    os.read(ready, 1)
+unhealthy = [503, 503] if behaviour == "warms up" else []
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        known = self.path == "/health" and behaviour != "never healthy"
+        self.send_response(unhealthy.pop() if unhealthy else 200 if known else 404)
+        self.end_headers()
+
+print("serving", os.getpid(), flush=True)
+http.server.HTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
+"""
+
+
+class Fakes:
+    """Makes `serve` start a fake that behaves in a given way."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        self.log = folder / "deep" / "server.log"
+        self._program = folder / "fake_vllm.py"
+        self._program.write_text(FAKE)
+        self._monkeypatch = monkeypatch
+        monkeypatch.setattr(compat, "device", lambda: "cuda")  # no library to preload
+        self.started: list[int] = []
+        """Process ids of the fakes."""
+        started = self.started
+
+        class Noted(subprocess.Popen[bytes]):
+            def __init__(self, *args: Any, **options: Any):
+                super().__init__(*args, **options)
+                started.append(self.pid)
+
+        monkeypatch.setattr(subprocess, "Popen", Noted)
+        self.behave("serves")
+
+    def behave(self, behaviour: str) -> None:
+        def command(model: Path, port: int, arguments: list[str]) -> list[str]:
+            return [sys.executable, str(self._program), str(port), behaviour, *arguments]
+
+        self._monkeypatch.setattr(compat, "server_command", command)
+
+    def serve(self, timeout_s: int = 30) -> Any:
+        return serve(
+            Path("models/verifier"),
+            ["--max-model-len", "64"],
+            self.log,
+            cpu_kv_cache_gib=1,
+            gpu_memory_utilization=0.5,
+            startup_timeout_s=timeout_s,
+            label="fake",
+        )
+
+    def logged(self, word: str) -> str:
+        """What the fake wrote after `word`."""
+        for line in self.log.read_text().splitlines():
+            if line.startswith(f"{word} "):
+                return line.removeprefix(f"{word} ")
+        raise AssertionError(f"no {word!r} in {self.log.read_text()}")
+
+
+@pytest.fixture
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fakes:
+    return Fakes(tmp_path, monkeypatch)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process still runs; one that only waits to be collected does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def ends(pid: int) -> bool:
+    """Whether a process ends; a killed one may take a moment."""
+    deadline = time.monotonic() + 20
+    while is_running(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_a_healthy_server_is_yielded_with_its_address_and_log(fakes: Fakes) -> None:
+    with fakes.serve() as server:
+        assert server.url.startswith("http://127.0.0.1:")
+        assert server.log == fakes.log
+        assert server.startup_s > 0
+        assert is_running(int(fakes.logged("serving")))
+    assert not is_running(int(fakes.logged("serving")))
+
+
+def test_the_key_is_random_and_in_the_environment_but_on_no_command_line(fakes: Fakes) -> None:
+    with fakes.serve() as server:
+        first = server.api_key
+        assert fakes.logged("key") == first
+        assert first not in fakes.logged("command")
+    with fakes.serve() as server:
+        assert server.api_key != first
+
+
+def test_the_flags_of_the_device_come_before_those_of_the_caller(fakes: Fakes) -> None:
+    with fakes.serve():
+        flags = json.loads(fakes.logged("flags"))
+    assert flags == ["--gpu-memory-utilization", "0.5", "--max-model-len", "64"]
+
+
+def test_a_server_that_is_not_healthy_yet_is_waited_for(fakes: Fakes) -> None:
+    fakes.behave("warms up")
+    with fakes.serve() as server:
+        assert "503" in server.log.read_text()
+
+
+def test_a_server_that_ends_while_starting_is_an_error_that_quotes_its_log(fakes: Fakes) -> None:
+    fakes.behave("dies")
+    with (
+        pytest.raises(RuntimeError, match=r"(?s)ended with status 3 .*CUDA out of memory, or so"),
+        fakes.serve(),
+    ):
+        raise AssertionError("a dead server was yielded")
+
+
+def test_a_server_that_is_not_healthy_in_time_is_ended(fakes: Fakes) -> None:
+    fakes.behave("never healthy")
+    with (
+        pytest.raises(RuntimeError, match=r"not healthy after 1 s \(runtime\.startup_timeout_s\)"),
+        fakes.serve(timeout_s=1),
+    ):
+        raise AssertionError("an unhealthy server was yielded")
+    (pid,) = fakes.started
+    assert not is_running(pid)
+
+
+def test_children_that_ignore_sigterm_end_with_the_block(fakes: Fakes) -> None:
+    fakes.behave("forks")
+    with fakes.serve():
+        child = int(fakes.logged("child"))
+        assert is_running(child)
+    assert not is_running(int(fakes.logged("serving")))
+    assert ends(child)
+
+
+def test_the_server_ends_when_the_block_raises(fakes: Fakes) -> None:
+    with pytest.raises(RuntimeError, match="measurement failed"), fakes.serve():
+        raise RuntimeError("measurement failed")
+    assert not is_running(int(fakes.logged("serving")))
+
+
+def test_a_server_killed_from_outside_leaves_no_children(fakes: Fakes) -> None:
+    fakes.behave("forks")
+    with fakes.serve():
+        child = int(fakes.logged("child"))
+        os.kill(int(fakes.logged("serving")), 9)
+        assert ends(int(fakes.logged("serving")))
+    assert ends(child)
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_a_bench_server_has_the_flags_every_method_shares_and_its_speculation(
+    fakes: Fakes, tmp_path: Path, enforce_eager: bool
+) -> None:
+    bench = Bench(
+        concurrency=[8, 1],
+        requests=4,
+        max_tokens=8,
+        warmup_waves=1,
+        rounds=1,
+        enforce_eager=enforce_eager,
+    )
+    runtime = Runtime(
+        cpu_kv_cache_gib=1,
+        gpu_memory_utilization=0.5,
+        request_concurrency=1,
+        extract_batch=1,
+        startup_timeout_s=30,
+        request_timeout_s=30,
+    )
+    verifier = {"max_model_len": 64}
+    start = server_starter("ngram", Path("m"), verifier, bench, runtime, tmp_path / "logs")
+    shared = ["--gpu-memory-utilization", "0.5", "--max-model-len", "64", "--max-num-seqs", "8"]
+    shared += ["--enforce-eager"] if enforce_eager else []
+    with start(Run("reference", None, 0, None)) as server:
+        fakes.log = server.log
+        assert json.loads(fakes.logged("flags")) == shared
+    with start(Run("method", 3, 1, {"method": "ngram"})) as server:
+        fakes.log = server.log
+        assert json.loads(fakes.logged("flags")) == [
+            *shared,
+            "--speculative-config",
+            '{"method": "ngram"}',
+        ]
+    assert sorted(os.listdir(tmp_path / "logs")) == [
+        "bench-ngram-method-k3-round1.log",
+        "bench-ngram-reference-k0-round0.log",
+    ]

