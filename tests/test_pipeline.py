@@ -226,6 +226,8 @@ def test_mlflow_has_one_finished_run_per_stage_with_parameters_and_commit(folder
         metrics = runs[f"bench@{method}"].data.metrics
         figures = bench_result(folder, method)["figures"]["k3"]["c1"]["all"]
         assert metrics["figures.k3.c1.all.speedup"] == figures["speedup"]
+    shared = [set(runs[f"bench@{name}"].data.metrics) for name in ("none", "ngram", "eagle3")]
+    assert {"c1.all.output_tokens_per_s", "c4.coding.ttft_ms"} <= set.intersection(*shared)
 
 
 def test_no_server_is_left_behind(folder: Path) -> None:

@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +130,53 @@ def test_a_context_longer_than_the_model_was_made_for_is_refused(tmp_path: Path)
     model = make_model(tmp_path / "model")
     with pytest.raises(ValueError, match="max_model_len is 129, but tiny was made for 128 tokens"):
         identify(model, {"name": "tiny"}, 129)
+
+
+def hub_cache(folder: Path) -> tuple[Path, str]:
+    """A Hub cache as huggingface_hub lays it out, with one model at one commit."""
+    commit = "c0ffee" + 34 * "0"
+    repository = folder / "models--someone--small-model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    (repository / "snapshots").mkdir()
+    make_model(repository / "snapshots" / commit)
+    return folder, commit
+
+
+def obtain_offline(cache: Path, source: str, revision: str | None, folder: Path) -> Any:
+    """Run `obtain` in a process of its own: huggingface_hub reads its settings when imported."""
+    code = (
+        "import json, sys; from pathlib import Path; from specmill.verifier import obtain\n"
+        "source, revision, folder = json.loads(sys.argv[1])\n"
+        "print(json.dumps(obtain(source, revision, Path(folder))))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, json.dumps([source, revision, str(folder)])],
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("revision", ["main", "c0ffee" + 34 * "0"])
+def test_a_hub_model_is_used_at_the_commit_its_revision_names(
+    tmp_path: Path, revision: str
+) -> None:
+    cache, commit = hub_cache(tmp_path / "hub")
+    folder = tmp_path / "verifier"
+    folder.mkdir()
+    done = obtain_offline(cache, "hub:someone/small-model", revision, folder)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "name": "someone/small-model",
+        "origin": f"Hub commit {commit}",
+    }
+    assert model_path(folder) == cache / "models--someone--small-model" / "snapshots" / commit
+    assert not list(folder.glob("*.safetensors"))
+
+
+def test_a_hub_model_that_cannot_be_had_is_named_with_its_revision(tmp_path: Path) -> None:
+    cache, _ = hub_cache(tmp_path / "hub")
+    done = obtain_offline(cache, "hub:someone/other-model", "v2", tmp_path)
+    assert done.returncode != 0
+    assert "hub:someone/other-model at revision v2 cannot be had" in done.stderr
