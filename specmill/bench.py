@@ -159,8 +159,6 @@ def server_starter(
 ) -> Callable[[Run], AbstractContextManager[Server]]:
     """A function that starts the server of a run, with the flags every method shares."""
     flags = ["--max-model-len", str(verifier["max_model_len"])]
-    # the engine is sized for the concurrency measured, as one would deploy it
-    flags += ["--max-num-seqs", str(max(bench.concurrency))]
     if bench.enforce_eager:
         flags.append("--enforce-eager")
 
