@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -26,7 +25,10 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     workspace = Workspace(tmp_path_factory.mktemp("pipeline") / "repository")
-    shutil.copy(workspace.folder / "profiles/smoke.yaml", workspace.folder / "params.yaml")
+    # smoke settings, with enough samples for a head that is right now and then
+    smoke = (workspace.folder / "profiles/smoke.yaml").read_text()
+    assert "limit: 10\n" in smoke
+    (workspace.folder / "params.yaml").write_text(smoke.replace("limit: 10\n", "limit: 40\n"))
     workspace.commit("smoke settings")
     workspace.stages_run("dvc", "repro")
     workspace.commit("everything ran")
@@ -62,7 +64,7 @@ def raw_requests(folder: Path, method: str) -> list[dict[str, Any]]:
 def test_the_loss_mask_decodes_to_exactly_the_assistants_text(
     training: list[Sample], tokenizer: Any
 ) -> None:
-    assert len(training) >= 10
+    assert len(training) >= 40
     for sample in training:
         answer = tokenizer.decode(sample.answer_token_ids, skip_special_tokens=True)
         assert answer == sample.text
@@ -131,9 +133,9 @@ def test_the_head_is_portable(folder: Path) -> None:
 def test_training_lowered_the_held_out_loss(folder: Path) -> None:
     rows = read_json(folder / "reports/plots/train.json")
     by_epoch = {row["epoch"]: row["loss"] for row in rows if row["position"] == 0}
-    assert by_epoch[1] < by_epoch[0]
-    # an untrained head guesses among 2048 tokens; one that sees nothing useful stays near log 2048
-    assert by_epoch[1] < math.log(2048)
+    assert by_epoch[7] < by_epoch[0]
+    # a head that sees nothing useful stays near the loss of guessing among 2048 tokens
+    assert by_epoch[7] < math.log(2048)
 
 
 @pytest.mark.parametrize("method", ["ngram", "eagle3"])
@@ -243,7 +245,7 @@ def test_a_second_repro_runs_hardware_only(pipeline: Workspace) -> None:
 def test_one_more_prompt_generates_and_extracts_only_itself(pipeline: Workspace) -> None:
     folder = pipeline.folder
     params = folder / "params.yaml"
-    params.write_text(params.read_text().replace("limit: 10", "limit: 11"))
+    params.write_text(params.read_text().replace("limit: 40", "limit: 41"))
     before = read_json(folder / "reports/extract.json")["num_tokens"]
     shards = set((folder / ".cache/hidden_states").glob("*.safetensors"))
     answers = (folder / ".cache/responses/responses.jsonl").read_text().splitlines()
