@@ -51,7 +51,8 @@ def split_and_filter(
         turns[split] += conversation[-1:] if split == "bench" else conversation
     metrics: dict[str, Any] = {}
     for split in ("train", "heldout"):
-        turns[split], counts = keep_trainable(turns[split], min_tokens, max_model_len)
+        # extraction has the engine write one token more, which must fit too
+        turns[split], counts = keep_trainable(turns[split], min_tokens, max_model_len - 1)
         metrics[split] = counts
     metrics["bench"] = {"num_kept": len(turns["bench"])}
     for split, samples in turns.items():

@@ -77,9 +77,21 @@ def test_bench_prompts_are_kept_whatever_their_answers() -> None:
         conversation("bench", ([10], [])),
         conversation("bench", ([10], [])),
     ]
-    splits, counts = split_and_filter(conversations, min_tokens=2, max_model_len=3)
+    splits, counts = split_and_filter(conversations, min_tokens=2, max_model_len=4)
     assert len(splits["bench"]) == 2
     assert counts["train"]["num_too_short"] == 1
+
+
+def test_a_sample_that_fills_the_context_leaves_extraction_no_room_and_is_dropped() -> None:
+    conversations = [
+        conversation("train", ([1], [2, 3])),
+        conversation("train", ([1], [2, 3, 4])),
+        conversation("heldout", ([7], [8, 9])),
+        conversation("bench", ([10], [11])),
+    ]
+    splits, counts = split_and_filter(conversations, min_tokens=2, max_model_len=4)
+    assert [sample.answer_token_ids for sample in splits["train"]] == [[2, 3]]
+    assert counts["train"]["num_too_long"] == 1
 
 
 @pytest.mark.parametrize("split", ["train", "heldout", "bench"])
