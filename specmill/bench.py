@@ -7,13 +7,11 @@ ratios are to that reference. Finished cells are kept until the stage ends well.
 """
 
 import asyncio
-import contextlib
-import fcntl
 import json
 import logging
-import os
+import secrets
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ from tqdm import tqdm
 from specmill import compat
 from specmill.acceptance import subtract
 from specmill.client import Client, TimedAnswer, run_closed_loop
-from specmill.files import digest, read_json, write_json
+from specmill.files import digest, locked, read_json, write_json
 from specmill.params import Bench, Runtime
 from specmill.samples import Sample
 from specmill.server import Server, serve
@@ -106,20 +104,9 @@ def check_room(cells: list[Cell], max_tokens: int, max_model_len: int) -> None:
         )
 
 
-@contextlib.contextmanager
-def machine_lock() -> Iterator[None]:
+def machine_lock() -> AbstractContextManager[None]:
     """Hold the machine: two measurements at once would measure each other."""
-    path = Path(tempfile.gettempdir()) / "specmill-measuring.lock"
-    handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.info("another measurement runs on this machine; waiting for %s", path)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+    return locked(Path(tempfile.gettempdir()) / "specmill-measuring.lock")
 
 
 class CellCache:
@@ -240,12 +227,17 @@ async def _measure_cells(
             cache.put(run, cell, _cell_record(cell, answers, counts))
 
 
+EXECUTION = secrets.token_hex(4)
+"""Tells this execution of a stage from an earlier one whose cells it goes on from."""
+
+
 def _cell_record(cell: Cell, answers: list[TimedAnswer], counts: dict[str, int]) -> dict[str, Any]:
     start = min(answer.sent_at for answer in answers)
     return {
         "category": cell.category,
         "concurrency": cell.concurrency,
         "fresh_prompts": cell.fresh,
+        "execution": EXECUTION,
         "wall_s": max(answer.chunk_times[-1] for answer in answers) - start,
         "counters": counts,
         "requests": [

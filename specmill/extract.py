@@ -7,6 +7,7 @@ leaves the hidden states of the hit out (vllm#44485); chunked prefill is off for
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,10 +53,12 @@ def extract_missing(
     Raises:
         ValueError: when a sample's states are not those of its ids; names the sample.
     """
+    store.drop_damaged([spec.store_key(sample.sample_key) for sample in samples])
     missing = [sample for sample in samples if spec.store_key(sample.sample_key) not in store]
     if not missing:
         return 0
-    staging.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(staging, ignore_errors=True)  # what a killed extraction left
+    staging.mkdir(parents=True)
     with (
         tempfile.TemporaryDirectory(dir=staging) as scratch,
         _engine(

@@ -65,7 +65,14 @@ async def generate(
             if answer is None:
                 if client is None:
                     return None
-                answer = await client.chat(messages, sampling)
+                try:
+                    answer = await client.chat(messages, sampling)
+                except RuntimeError as error:
+                    raise RuntimeError(
+                        f"{split} prompt {prompt.turns[0][:60]!r} ({prompt.category}), turn "
+                        f"{turn + 1}: {error}. A conversation must fit verifier.max_model_len "
+                        f"({verifier['max_model_len']}) with its answers (prepare.max_tokens)"
+                    ) from None
                 cache.add(key, answer)
                 generated += 1
             samples.append(_as_sample(answer, prompt, split, turn, source))

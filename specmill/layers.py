@@ -31,11 +31,16 @@ def aux_layer_ids(chosen: list[int] | None, num_layers: int) -> list[int]:
     """The depths fed to the draft model, checked; the last layer is not one of them.
 
     Raises:
-        ValueError: when an id repeats, falls, or lies outside 0 ... num_layers - 1.
+        ValueError: when there are not three, or an id repeats, falls, or lies outside
+            0 ... num_layers - 1.
     """
     if chosen is None:
         return default_aux_layer_ids(num_layers)
-    if not chosen or sorted(set(chosen)) != chosen or not 0 <= chosen[0] <= chosen[-1] < num_layers:
+    if len(chosen) != 3:
+        raise ValueError(
+            f"extract.aux_layer_ids is {chosen}; vLLM serves EAGLE-3 heads with three depths"
+        )
+    if sorted(set(chosen)) != chosen or not 0 <= chosen[0] <= chosen[-1] < num_layers:
         raise ValueError(
             f"extract.aux_layer_ids is {chosen}; give rising ids from 0 to {num_layers - 1} "
             f"(the last layer, {num_layers}, is always extracted besides)"

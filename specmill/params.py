@@ -12,12 +12,13 @@ from ruamel.yaml import YAML, YAMLError
 
 Count = Annotated[int, Field(ge=1)]
 Size = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class Section(BaseModel):
     """Base of every section: frozen, no unknown keys, no silent type conversion."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Verifier(Section):
@@ -56,7 +57,7 @@ class Prepare(Section):
     temperature: Annotated[float, Field(ge=0)]
     """Sampling temperature of training answers; held-out and bench answers are always greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)]
-    seed: int
+    seed: Seed
     """Picks prompts and, mixed with each prompt, seeds its sampling."""
 
 
@@ -103,7 +104,7 @@ class Train(Section):
     """Normalise the concatenated aux hidden states (EAGLE-3.1)."""
     norm_output: bool
     """Feed normalised states from one TTT step to the next (EAGLE-3.1)."""
-    seed: int
+    seed: Seed
 
 
 class NgramLookup(Section):
@@ -209,7 +210,7 @@ def load_params(path: Path) -> Params:
     """
     try:
         raw = YAML(typ="safe").load(path.read_text())
-    except YAMLError as error:
+    except (YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from None
     try:
         return Params.model_validate(raw)

@@ -24,8 +24,8 @@ class Prompt:
 
 
 def normalise(text: str) -> str:
-    """Lower case, words only, single spaces: the form in which two prompt files are compared."""
-    return " ".join(re.findall(r"\w+", text.lower()))
+    """Lower case, words and operators, single spaces: how two prompt files are compared."""
+    return " ".join(re.findall(r"\w+|[-+*/=<>%^]", text.lower()) or text.split())
 
 
 def read_prompts(path: Path) -> list[Prompt]:

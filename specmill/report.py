@@ -1,5 +1,6 @@
 """Tables and plots from the JSON that the benches wrote; pure functions of it."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,14 @@ Results = dict[str, dict[str, Any]]
 """reports/bench/NAME.json by method."""
 
 
-def headline(figures: dict[str, Any]) -> str:
-    """The first K measured: spec.tokens (k0 for `none`)."""
-    return next(iter(figures))
+def headline(result: dict[str, Any]) -> dict[str, Any]:
+    """Figures of the first K measured, spec.tokens (k0 for `none`), by concurrency."""
+    return dict(result["figures"][result["headline"]])
+
+
+def _by_number(names: Iterable[str]) -> list[str]:
+    """`k1, k3, k16` and `c1, c8, c16` in this order: JSON sorts them as text."""
+    return sorted(set(names), key=lambda name: int(name[1:]))
 
 
 def summary_metrics(results: Results) -> dict[str, Any]:
@@ -27,11 +33,10 @@ def summary_metrics(results: Results) -> dict[str, Any]:
         "identical_outputs",
     )
     for method, result in results.items():
-        figures = result["figures"]
-        k = headline(figures)
-        rows[method] = {"num_speculative_tokens": int(k[1:])}
-        for concurrency, categories in figures[k].items():
-            row = categories[ALL]
+        figures = headline(result)
+        rows[method] = {"num_speculative_tokens": int(result["headline"][1:])}
+        for concurrency in _by_number(figures):
+            row = figures[concurrency][ALL]
             rows[method][concurrency] = {name: row[name] for name in shown if name in row}
     return rows
 
@@ -58,8 +63,8 @@ def comparison(results: Results, hardware: dict[str, Any], verifier: dict[str, A
             "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
         ]
         for name, result in speculating.items():
-            for k, by_concurrency in result["figures"].items():
-                for category, row in by_concurrency[concurrency].items():
+            for k in _by_number(result["figures"]):
+                for category, row in result["figures"][k][concurrency].items():
                     lines.append(_table_row(category, name, k, row))
         lines += ["", *_baseline_lines(results, concurrency), ""]
     lines += _notes(results)
@@ -84,7 +89,7 @@ def _baseline_lines(results: Results, concurrency: str) -> list[str]:
         f"{name} {100 * (row['reference_tokens_per_s'] / none - 1):+.0f}%"
         for name, result in results.items()
         if _has_reference(result)
-        for row in [result["figures"][headline(result["figures"])][concurrency][ALL]]
+        for row in [headline(result)[concurrency][ALL]]
     ]
     return [
         f"`none` in its own stage: {none:.1f} tok/s. Drift of each method's baseline from it: "
@@ -110,6 +115,21 @@ def _notes(results: Results) -> list[str]:
         for row in categories.values()
     ):
         notes.append("Some prompts were sent twice to one server: prefixes may have been cached.")
+    apart = sorted(
+        name
+        for name, result in results.items()
+        if any(
+            not row["one_execution"]
+            for cs in result["figures"].values()
+            for categories in cs.values()
+            for row in categories.values()
+        )
+    )
+    if apart:
+        notes.append(
+            f"{', '.join(apart)}: the stage was interrupted and went on later, so some cells and "
+            "their baseline lie apart in time; `dvc repro -f bench@NAME` measures them together."
+        )
     for name, result in results.items():
         facts = [f for key, f in result["engine"].items() if key.startswith("method")]
         off = [f for f in facts if f["async_scheduling"] is False]
@@ -124,19 +144,12 @@ def _notes(results: Results) -> list[str]:
 
 
 def _has_reference(result: dict[str, Any]) -> bool:
-    figures = result["figures"]
-    first = next(iter(figures[headline(figures)].values()))
-    return "speedup" in first[ALL]
+    return "speedup" in next(iter(headline(result).values()))[ALL]
 
 
 def _concurrencies(results: Results) -> list[str]:
-    return list(
-        dict.fromkeys(
-            concurrency
-            for result in results.values()
-            for by_concurrency in result["figures"].values()
-            for concurrency in by_concurrency
-        )
+    return _by_number(
+        concurrency for result in results.values() for concurrency in headline(result)
     )
 
 
@@ -150,7 +163,7 @@ def acceptance_curves(results: Results) -> tuple[dict[str, list[dict[str, Any]]]
     prefix = "acceptance_rate_pos_"
     curves: dict[str, list[dict[str, Any]]] = {}
     for method, result in results.items():
-        row = result["figures"][headline(result["figures"])][concurrency][ALL]
+        row = headline(result)[concurrency][ALL]
         rates = {
             int(name.removeprefix(prefix)): rate
             for name, rate in row.items()

@@ -44,9 +44,9 @@ class ResponseCache:
             for line in path.read_bytes().split(b"\n"):
                 try:
                     row = json.loads(line)
-                except ValueError:  # not JSON, or cut inside a character
-                    continue  # the line an interruption cut; its prompt is simply asked again
-                self._known[row["key"]] = Answer(**row["answer"])
+                    self._known[row["key"]] = Answer(**row["answer"])
+                except (ValueError, TypeError, KeyError):
+                    continue  # a line that an interruption cut; its prompt is simply asked again
 
     def get(self, key: str) -> Answer | None:
         """The answer kept under `key`, or None."""

@@ -12,8 +12,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from safetensors import SafetensorError
+
 from specmill import paths
-from specmill.files import write_json
+from specmill.files import locked, write_json
 from specmill.params import Params, load_params
 from specmill.tracking import Tracker, track
 
@@ -51,8 +53,9 @@ def open_stage(name: str, sections: list[str]) -> Iterator[Stage]:
         name: The stage as dvc.yaml calls it, e.g. `train` or `bench@ngram`.
         sections: The params sections it lists in dvc.yaml; logged to MLflow.
 
-    SIGTERM raises SystemExit, so that servers are stopped and finished work is kept. A ValueError
-    or RuntimeError ends the process with its message and status 1, without a traceback.
+    Two executions of one stage wait for each other. SIGTERM raises SystemExit, so that servers are
+    stopped and finished work is kept. What a user can mend ends the process with its message and
+    status 1, without a traceback.
     """
     logging.basicConfig(
         level=os.environ.get("SPECMILL_LOG_LEVEL", "INFO"),
@@ -67,9 +70,13 @@ def open_stage(name: str, sections: list[str]) -> Iterator[Stage]:
     try:
         params = load_params(paths.PARAMS)
         logged = params.model_dump(mode="json", include=set(sections))
-        with track(paths.ROOT, name, logged) as tracker:
+        with (
+            # what a killed DVC left running must not write beside its successor
+            locked(paths.CACHE / "locks" / name),
+            track(paths.ROOT, name, logged) as tracker,
+        ):
             yield Stage(name, params, tracker)
-    except (ValueError, RuntimeError, FileNotFoundError, ModuleNotFoundError) as error:
+    except (ValueError, RuntimeError, OSError, ModuleNotFoundError, SafetensorError) as error:
         logger.debug("traceback", exc_info=True)
         sys.exit(f"{name}: {error}")
     except KeyboardInterrupt:

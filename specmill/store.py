@@ -92,7 +92,13 @@ class HiddenStateStore:
         folder.mkdir(parents=True, exist_ok=True)
         self._shard_of: dict[str, str] = {}
         for path in sorted(folder.glob("*.safetensors")):
-            self._shard_of.update(dict.fromkeys(samples_in(path), path.name))
+            try:
+                held = samples_in(path)
+            except ValueError:
+                logger.warning("%s is damaged; what it held will be extracted again", path)
+                path.unlink()
+                continue
+            self._shard_of.update(dict.fromkeys(held, path.name))
 
     def __contains__(self, store_key: str) -> bool:
         return store_key in self._shard_of
@@ -105,6 +111,23 @@ class HiddenStateStore:
             yield writer
         finally:
             writer.close_shard()
+
+    def drop_damaged(self, store_keys: list[str]) -> int:
+        """Check the bytes of the shards that hold these samples; forget and delete bad ones.
+
+        Returns:
+            Number of these samples that are lost and must be extracted again.
+        """
+        needed = {self._shard_of[key] for key in store_keys if key in self._shard_of}
+        damaged = {
+            name for name in needed if f"{file_digest(self._folder / name)}.safetensors" != name
+        }
+        lost = sum(self._shard_of.get(key) in damaged for key in store_keys)
+        for name in sorted(damaged):
+            logger.warning("%s is damaged and will be extracted again", self._folder / name)
+            (self._folder / name).unlink()
+        self._shard_of = {key: name for key, name in self._shard_of.items() if name not in damaged}
+        return lost
 
     def add_shard(self, tensors: dict[str, torch.Tensor]) -> None:
         """Write one shard and index it."""

@@ -16,7 +16,8 @@ def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:
     Returns:
         `{"k3": {"c1": {"all": figures, "coding": figures, ...}, ...}, ...}`; `k0` is no
         speculation. Throughput is output tokens over wall seconds, summed over cells and rounds,
-        so `all` is weighted by tokens. With a reference, `speedup` is the ratio of throughputs and
+        so `all` is weighted by tokens. `one_execution` is False when an
+        interrupted stage went on later. With a reference, `speedup` is the ratio of throughputs and
         `identical_outputs` the share of requests whose greedy output equals the reference's.
     """
     reference = [record for record in records if record["role"] == "reference"]
@@ -28,7 +29,7 @@ def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:
         for concurrency, category in _groups(runs):
             cells = _pick(runs, concurrency, category)
             beside = _pick(reference, concurrency, category)
-            figures = _figures(cells, k) | (_beside(cells, beside) if beside else {})
+            figures = _figures(cells, beside, k) | (_beside(cells, beside) if beside else {})
             by_concurrency.setdefault(f"c{concurrency}", {})[category] = _rounded(figures)
         summary[f"k{k or 0}"] = by_concurrency
     return summary
@@ -49,7 +50,9 @@ def _pick(runs: list[dict[str, Any]], concurrency: int, category: str) -> list[d
     ]
 
 
-def _figures(cells: list[dict[str, Any]], k: int | None) -> dict[str, Any]:
+def _figures(
+    cells: list[dict[str, Any]], beside: list[dict[str, Any]], k: int | None
+) -> dict[str, Any]:
     requests = [request for cell in cells for request in cell["requests"]]
     counts = add([cell["counters"] for cell in cells])
     figures: dict[str, Any] = {
@@ -59,6 +62,7 @@ def _figures(cells: list[dict[str, Any]], k: int | None) -> dict[str, Any]:
         "ttft_ms": 1000 * median(request["chunk_s"][0] - request["sent_s"] for request in requests),
         "itl_ms": _inter_token_ms(requests),
         "fresh_prompts": all(cell["fresh_prompts"] for cell in cells),
+        "one_execution": len({cell["execution"] for cell in [*cells, *beside]}) == 1,
     }
     if "engine_steps" in counts:
         figures["tokens_per_engine_step"] = figures["output_tokens"] / counts["engine_steps"]

@@ -6,6 +6,7 @@ the one chosen, checked after construction; progress is kept per epoch.
 """
 
 import logging
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,15 @@ class StoredSamples(BaseDataset):
                 f"hidden states of {len(missing)} of {len(samples)} samples are missing, the first "
                 f"{missing[0].sample_key[:12]}; run `dvc repro extract`"
             )
+        for sample in samples:
+            if not sample.loss_mask[:max_len].any():
+                raise ValueError(
+                    f"train.tokens_per_step is {max_len}, which leaves no trained token of sample "
+                    f"{sample.sample_key[:12]} ({len(sample.input_ids)} tokens); raise it"
+                )
+        num_cut = sum(len(sample.input_ids) > max_len for sample in samples)
+        if num_cut:
+            logger.warning("train.tokens_per_step cuts %d of %d samples", num_cut, len(samples))
         self._samples = samples
         self._view = view
         super().__init__(max_len, dtype)
@@ -165,6 +175,11 @@ class _Trainer(Trainer):
 
     def val_epoch(self, epoch: int) -> dict[str, float]:
         metrics = super().val_epoch(epoch)
+        if not math.isfinite(metrics["loss_epoch"]):
+            raise ValueError(
+                f"the held-out loss of epoch {epoch + 1} is {metrics['loss_epoch']}: training "
+                f"diverged; lower train.lr ({self.config.lr})"
+            )
         write_json(self.checkpointer.path / str(epoch) / _EPOCH, metrics)
         logger.info(
             "epoch %d of %d: held-out loss %.3f, expected length %.3f",

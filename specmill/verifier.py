@@ -50,7 +50,7 @@ def obtain(source: str, revision: str | None, folder: Path) -> dict[str, Any]:
         model = Path(place)
         if not (model / "config.json").is_file():
             raise ValueError(f"verifier.source is {source!r}, but {model} holds no config.json")
-        write_json(folder / REFERENCE, {"path": str(model.absolute())})
+        _refer(folder, model)
         return {"name": model.absolute().name, "origin": "folder"}
     return _fetch_from_hub(place, revision, folder)
 
@@ -60,13 +60,29 @@ def model_path(folder: Path) -> Path:
     reference = folder / REFERENCE
     if not reference.is_file():
         return folder
-    path = Path(read_json(reference)["path"])
+    referred = read_json(reference)
+    path = Path(referred["path"])
     if not (path / "config.json").is_file():
         raise ValueError(
             f"{reference} points to {path}, which is not there on this machine; "
             "run `dvc repro -f verifier`"
         )
+    if _stamps(path) != referred["files"]:
+        raise ValueError(f"{path} has changed since it was identified; run `dvc repro -f verifier`")
     return path
+
+
+def _refer(folder: Path, model: Path) -> None:
+    """Keep where a verifier lies, and when its files were last written."""
+    write_json(
+        folder / REFERENCE, {"path": str(model.absolute()), "files": _stamps(model.absolute())}
+    )
+
+
+def _stamps(model: Path) -> dict[str, list[int]]:
+    """Size in bytes and modification time in ns by file: what a replaced weight changes."""
+    files = sorted(path for path in model.iterdir() if path.is_file())
+    return {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
 
 
 def identify(model: Path, description: dict[str, Any], max_model_len: int) -> dict[str, Any]:
@@ -208,5 +224,5 @@ def _fetch_from_hub(name: str, revision: str | None, folder: Path) -> dict[str, 
             f"verifier.source hub:{name} at revision {revision} cannot be had: {error}"
         ) from None
     # a snapshot's folder is named by its commit
-    write_json(folder / REFERENCE, {"path": str(path)})
+    _refer(folder, path)
     return {"name": name, "origin": f"Hub commit {path.name}"}

@@ -87,5 +87,8 @@ def save_tables(folder: Path, d2t: np.ndarray, t2d: np.ndarray) -> None:
 
 
 def load_tables(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read d2t.npy and t2d.npy."""
-    return np.load(folder / "d2t.npy"), np.load(folder / "t2d.npy")
+    """Read d2t.npy and t2d.npy; raises ValueError when one is damaged."""
+    try:
+        return np.load(folder / "d2t.npy"), np.load(folder / "t2d.npy")
+    except (EOFError, ValueError) as error:
+        raise ValueError(f"{folder} is damaged ({error}); run `dvc repro -f vocab`") from None

@@ -60,7 +60,12 @@ def main(name: str) -> None:
         figures = summarise(records)
         stage.write_metrics(
             paths.BENCH / f"{name}.json",
-            {"method": name, "figures": figures, "engine": engine_rows(records)},
+            {
+                "method": name,
+                "headline": next(iter(figures)),
+                "figures": figures,
+                "engine": engine_rows(records),
+            },
         )
         # under names without K, which every method shares: columns to compare runs by
         stage.tracker.log_metrics(next(iter(figures.values())))
@@ -68,4 +73,6 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m stages.bench METHOD (an entry of params.yaml: methods)")
     main(sys.argv[1])

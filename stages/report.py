@@ -28,6 +28,7 @@ def main() -> None:
         table = comparison(results, read_json(paths.HARDWARE), read_json(paths.IDENTITY))
         write_atomically(paths.REPORTS / "comparison.md", table.encode())
         curves, concurrency = acceptance_curves(results)
+        (paths.REPORTS / "plots" / "acceptance").mkdir(parents=True, exist_ok=True)
         for name, rows in curves.items():
             write_json(paths.REPORTS / "plots" / "acceptance" / f"{name}.json", rows)
         plot_acceptance(curves, concurrency, paths.REPORTS / "acceptance.svg")

@@ -1,5 +1,6 @@
 import hashlib
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from specmill.files import (
     digest,
     file_digest,
+    locked,
     read_json,
     tree_digest,
     write_atomically,
@@ -105,3 +107,21 @@ def test_a_tree_with_another_name_or_byte_has_another_digest(
 ) -> None:
     first = make_tree(tmp_path / "one", {"a": "1", "sub/b": "2"})
     assert tree_digest(first) != tree_digest(make_tree(tmp_path / "two", files))
+
+
+def test_a_lock_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "lock"
+    order: list[str] = []
+
+    def second() -> None:
+        with locked(path):
+            order.append("second")
+
+    with locked(path):
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join(0.3)
+        assert order == []
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "second"]

@@ -183,8 +183,9 @@ def test_every_engine_was_bound_to_the_same_cores_and_says_that_it_is_eager(fold
 
 
 def test_greedy_output_mostly_equals_the_reference(folder: Path) -> None:
-    # bf16 greedy decoding is not bit-exact across batch shapes, so this is a floor, not equality
-    row = bench_result(folder, "eagle3")["figures"]["k3"]["c1"]["all"]
+    # bf16 greedy decoding is not bit-exact across batch shapes, so this is a floor; at one request
+    # a CPU engine multiplies by one row without speculation and by several with it
+    row = bench_result(folder, "eagle3")["figures"]["k3"]["c4"]["all"]
     assert row["identical_outputs"] >= 0.5
 
 
@@ -222,7 +223,7 @@ def test_mlflow_has_one_finished_run_per_stage_with_parameters_and_commit(folder
     }  # fmt: skip
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     assert len(runs["train"].data.tags["git.commit"]) == 40
-    assert float(runs["train"].data.params["train.lr"]) == 0.001
+    assert float(runs["train"].data.params["train.lr"]) == 0.002
     assert len(client.get_metric_history(runs["train"].info.run_id, "loss_epoch")) >= 2
     for method in ("ngram", "eagle3"):
         metrics = runs[f"bench@{method}"].data.metrics

@@ -52,7 +52,8 @@ def bench() -> list[Prompt]:
     ("text", "expected"),
     [
         ("  Write\n a   HAIKU. ", "write a haiku"),
-        ("x = f(1, y_2)", "x f 1 y_2"),
+        ("x = f(1, y_2)", "x = f 1 y_2"),
+        ("!!!", "!!!"),
         ("Größe in ÅNGSTRÖM?", "größe in ångström"),
         ("it's", "it s"),
     ],

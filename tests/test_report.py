@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def alone(tokens_per_s: float) -> dict[str, Any]:
         "itl_ms": 25.0,
         "tokens_per_engine_step": 1.0,
         "fresh_prompts": True,
+        "one_execution": True,
     }
 
 
@@ -51,6 +53,7 @@ def beside(tokens_per_s: float, reference: float, *rates: float) -> dict[str, An
 def results() -> dict[str, dict[str, Any]]:
     return {
         "none": {
+            "headline": "k0",
             "figures": {
                 "k0": {
                     "c1": {"all": alone(40.0), "maths": alone(40.0)},
@@ -60,6 +63,7 @@ def results() -> dict[str, dict[str, Any]]:
             "engine": {"method_k0_round0": engine()},
         },
         "ngram": {
+            "headline": "k3",
             "figures": {
                 "k3": {
                     "c1": {"all": beside(44.0, 40.4), "maths": beside(30.0, 40.0)},
@@ -72,6 +76,7 @@ def results() -> dict[str, dict[str, Any]]:
             },
         },
         "eagle3": {
+            "headline": "k2",
             "figures": {
                 "k2": {
                     "c1": {
@@ -105,10 +110,10 @@ def test_the_table_lists_every_row_beside_its_own_baseline(
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
         "| **all** | ngram | 3 | 40.4 | 44.0 | +9% | - |",
         "| maths | ngram | 3 | 40.0 | 30.0 | -25% | - |",
-        "| **all** | eagle3 | 2 | 40.0 | 50.0 | +25% | 1.50 |",
-        "| maths | eagle3 | 2 | 40.0 | 60.0 | +50% | 1.75 |",
         "| **all** | eagle3 | 1 | 40.0 | 48.0 | +20% | 1.40 |",
         "| maths | eagle3 | 1 | 40.0 | 48.0 | +20% | 1.40 |",
+        "| **all** | eagle3 | 2 | 40.0 | 50.0 | +25% | 1.50 |",
+        "| maths | eagle3 | 2 | 40.0 | 60.0 | +50% | 1.75 |",
     ]
     assert "| **all** | ngram | 3 | 196.0 | 180.0 | -8% | 1.50 |" in second
     assert "| **all** | eagle3 | 1 | 200.0 | 200.0 | +0% | 1.40 |" in second
@@ -179,8 +184,10 @@ def test_the_acceptance_length_of_ngram_is_explained_where_it_is_shown(
 
 
 def test_the_headline_is_the_first_k_measured(results: dict[str, dict[str, Any]]) -> None:
-    assert headline(results["eagle3"]["figures"]) == "k2"
-    assert headline(results["none"]["figures"]) == "k0"
+    through_json = json.loads(json.dumps(results, sort_keys=True))  # as it comes from the disk
+    assert headline(through_json["eagle3"])["c1"]["all"]["output_tokens_per_s"] == 50.0
+    assert summary_metrics(through_json)["eagle3"]["num_speculative_tokens"] == 2
+    assert headline(results["none"]) == results["none"]["figures"]["k0"]
 
 
 def test_the_summary_holds_the_row_over_all_of_the_headline_k(
@@ -252,3 +259,25 @@ def test_equal_curves_give_equal_bytes_and_other_curves_give_others(tmp_path: Pa
     assert first == second
     assert first != third
     assert b"<svg" in first
+
+
+def test_concurrencies_and_k_are_listed_by_number_and_not_as_text(
+    results: dict[str, dict[str, Any]],
+) -> None:
+    for result in results.values():
+        for by_concurrency in result["figures"].values():
+            by_concurrency["c16"] = by_concurrency["c8"]
+    results["eagle3"]["figures"]["k16"] = results["eagle3"]["figures"]["k1"]
+    text = comparison(json.loads(json.dumps(results, sort_keys=True)), HARDWARE, VERIFIER)
+    headings = [line for line in text.splitlines() if line.startswith("## ")]
+    assert [heading.split()[1] for heading in headings] == ["1", "8", "16"]
+    rows = [line.split("|")[3].strip() for line in text.splitlines() if "| eagle3 |" in line]
+    assert rows[:6] == ["1", "1", "2", "2", "16", "16"]
+
+
+def test_a_stage_that_went_on_after_an_interruption_is_named(
+    results: dict[str, dict[str, Any]],
+) -> None:
+    assert "interrupted" not in comparison(results, HARDWARE, VERIFIER)
+    results["ngram"]["figures"]["k3"]["c1"]["all"]["one_execution"] = False
+    assert "- ngram: the stage was interrupted" in comparison(results, HARDWARE, VERIFIER)

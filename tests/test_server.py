@@ -211,7 +211,7 @@ def test_a_bench_server_has_the_flags_every_method_shares_and_its_speculation(
     )
     verifier = {"max_model_len": 64}
     start = server_starter("ngram", Path("m"), verifier, bench, runtime, tmp_path / "logs")
-    shared = ["--gpu-memory-utilization", "0.5", "--max-model-len", "64", "--max-num-seqs", "8"]
+    shared = ["--gpu-memory-utilization", "0.5", "--max-model-len", "64"]
     shared += ["--enforce-eager"] if enforce_eager else []
     with start(Run("reference", None, 0, None)) as server:
         fakes.log = server.log

@@ -254,8 +254,26 @@ def test_a_shard_whose_header_is_cut_is_refused_by_name(tmp_path: Path, num_byte
     cut.write_bytes(path.read_bytes()[:num_bytes])
     with pytest.raises(ValueError, match=f"{cut} is damaged; delete it"):
         samples_in(cut)
-    with pytest.raises(ValueError, match=f"{cut} is damaged"):
-        HiddenStateStore(tmp_path)
+    # the store goes on without it: what it held is extracted again
+    store = HiddenStateStore(tmp_path)
+    assert not cut.exists()
+    assert SPEC.store_key("a") in store
+
+
+def test_a_flipped_bit_in_the_store_is_found_and_only_its_samples_are_lost(tmp_path: Path) -> None:
+    filled(tmp_path, "a", "b")
+    victim = HiddenStateStore(tmp_path)._shard_of[SPEC.store_key("b")]
+    content = bytearray((tmp_path / victim).read_bytes())
+    content[-1] ^= 1
+    (tmp_path / victim).chmod(0o644)
+    (tmp_path / victim).write_bytes(content)
+    store = HiddenStateStore(tmp_path)
+    keys = [SPEC.store_key(name) for name in ("a", "b", "never extracted")]
+    assert store.drop_damaged(keys) == 1
+    assert SPEC.store_key("a") in store
+    assert SPEC.store_key("b") not in store
+    assert not (tmp_path / victim).exists()
+    assert store.drop_damaged(keys) == 0
 
 
 def test_a_shard_whose_data_is_cut_or_lengthened_is_refused_by_name(tmp_path: Path) -> None:

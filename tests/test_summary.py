@@ -29,6 +29,7 @@ def cell(
         "category": category,
         "concurrency": concurrency,
         "fresh_prompts": True,
+        "execution": "first",
         "wall_s": wall_s,
         "counters": counters,
         "requests": list(requests),
@@ -227,4 +228,16 @@ def test_one_reused_prompt_marks_its_category_and_the_row_over_all() -> None:
         "all": False,
         "coding": True,
         "maths": False,
+    }
+
+
+def test_cells_of_two_executions_are_marked_and_so_is_a_reference_of_an_earlier_one() -> None:
+    method = copy.deepcopy(METHOD)
+    assert summarise([method])["k2"]["c1"]["all"]["one_execution"]
+    method["cells"][1]["execution"] = "later"
+    rows = summarise([method])["k2"]["c1"]
+    assert {name: row["one_execution"] for name, row in rows.items()} == {
+        "all": False,
+        "coding": True,
+        "maths": True,
     }

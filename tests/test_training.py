@@ -457,3 +457,21 @@ def test_the_step_timer_is_borrowed_and_given_back_even_after_an_error() -> None
     with pytest.raises(RuntimeError, match="training failed"):
         fail()
     assert torch.accelerator.synchronize is before
+
+
+def test_steps_that_leave_a_sample_no_trained_token_are_refused(tmp_path: Path) -> None:
+    one, view = ten_token_view(tmp_path)  # three tokens of prompt, seven of answer
+    assert len(StoredSamples([one], view, 4, torch.float32)) == 1
+    with pytest.raises(ValueError, match=r"train\.tokens_per_step is 3, which leaves no trained"):
+        StoredSamples([one], view, 3, torch.float32)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_training_that_diverges_ends_and_names_its_learning_rate(
+    verifier_head: Path, datasets: tuple[StoredSamples, StoredSamples], tmp_path: Path
+) -> None:
+    model = new_model(verifier_head)
+    with torch.no_grad():
+        model.fc.weight.fill_(math.nan)
+    with pytest.raises(ValueError, match=r"diverged; lower train\.lr"):
+        train(model, *datasets, CHOSEN, tmp_path / "checkpoints", lambda *_: None)

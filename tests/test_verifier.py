@@ -103,6 +103,16 @@ def test_a_folder_is_used_where_it_lies_and_named_without_its_path(tmp_path: Pat
     assert model_path(tmp_path / "verifier") == model
 
 
+def test_a_folder_that_changed_since_it_was_identified_is_refused(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "tiny-model")
+    obtain(f"folder:{model}", None, tmp_path / "verifier")
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"] *= 2
+    save_file(weights, model / "model.safetensors")
+    with pytest.raises(ValueError, match="has changed since it was identified"):
+        model_path(tmp_path / "verifier")
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no config\.json"):
         obtain(f"folder:{tmp_path}", None, tmp_path / "verifier")
