@@ -132,7 +132,7 @@ def test_an_interrupted_run_keeps_its_finished_answers(runs: Runs) -> None:
 def test_an_interrupted_dialogue_keeps_its_first_answer(runs: Runs) -> None:
     job: Job = ("bench", Prompt("dialogue", ("Hi.", "And now?")), greedy(8))
     runs.fake.fail_after = 1
-    with pytest.raises(RuntimeError, match="the fake is tired"):
+    with pytest.raises(RuntimeError, match=r"bench prompt .Hi\..*turn 2: .*the fake is tired"):
         runs.answer([job])
     runs.fake.fail_after = None
     conversations, num_generated = runs.answer([job])
