@@ -135,6 +135,12 @@ def _notes(results: Results) -> list[str]:
         off = [f for f in facts if f["async_scheduling"] is False]
         if off:
             notes.append(f"{name}: vLLM turned asynchronous scheduling off, part of its cost.")
+        runners = {row["model_runner"] for row in result["engine"].values()}
+        if len(runners) > 1:
+            notes.append(
+                f"{name}: the method and its baseline ran on different model runners "
+                f"({', '.join(sorted(map(str, runners)))}), part of the change."
+            )
     if "ngram" in results:
         notes.append(
             "n-gram's acceptance length counts only steps that found a match; it is not "

@@ -22,7 +22,11 @@ VERIFIER = {"name": "tiny-verifier"}
 
 
 def engine(eager: bool = False, async_scheduling: bool | None = True) -> dict[str, Any]:
-    return {"enforce_eager": str(eager), "async_scheduling": async_scheduling}
+    return {
+        "enforce_eager": str(eager),
+        "async_scheduling": async_scheduling,
+        "model_runner": "V1",
+    }
 
 
 def alone(tokens_per_s: float) -> dict[str, Any]:
@@ -173,6 +177,13 @@ def test_asynchronous_scheduling_that_vllm_turned_off_is_noted(
     assert text.count(note) == 1
     results["ngram"]["engine"]["method_k3_round0"]["async_scheduling"] = None
     assert note not in comparison(results, HARDWARE, VERIFIER)
+
+
+def test_a_baseline_on_another_model_runner_is_noted(results: dict[str, dict[str, Any]]) -> None:
+    assert "model runners" not in comparison(results, HARDWARE, VERIFIER)
+    results["ngram"]["engine"]["reference_k0_round0"]["model_runner"] = "V2"
+    note = "- ngram: the method and its baseline ran on different model runners (V1, V2)"
+    assert note in comparison(results, HARDWARE, VERIFIER)
 
 
 def test_the_acceptance_length_of_ngram_is_explained_where_it_is_shown(
