@@ -21,7 +21,8 @@ export MLFLOW_DISABLE_TELEMETRY := true
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -5
-	@echo 'Other targets: venv, unit (tests without a server), lint, lock (write requirements/$(PROFILE).txt)'
+	@echo 'Other targets: venv, unit (tests without a server), lint, lock (write requirements/$(PROFILE).txt),'
+	@echo '               clean (remove .venv, .cache and logs)'
 
 venv: $(STAMP)
 

@@ -76,8 +76,13 @@ def _table_row(category: str, method: str, k: str, row: dict[str, Any]) -> str:
     label = f"**{category}**" if category == ALL else category
     return (
         f"| {label} | {method} | {k[1:]} | {row['reference_tokens_per_s']:.1f} "
-        f"| {row['output_tokens_per_s']:.1f} | {100 * (row['speedup'] - 1):+.0f}% | {length} |"
+        f"| {row['output_tokens_per_s']:.1f} | {_percent(row['speedup'] - 1)} | {length} |"
     )
+
+
+def _percent(change: float) -> str:
+    """A signed whole percentage; what rounds to nothing is +0%."""
+    return f"{round(100 * change):+d}%"
 
 
 def _baseline_lines(results: Results, concurrency: str) -> list[str]:
@@ -86,7 +91,7 @@ def _baseline_lines(results: Results, concurrency: str) -> list[str]:
         return []
     none = results["none"]["figures"]["k0"][concurrency][ALL]["output_tokens_per_s"]
     drifts = [
-        f"{name} {100 * (row['reference_tokens_per_s'] / none - 1):+.0f}%"
+        f"{name} {_percent(row['reference_tokens_per_s'] / none - 1)}"
         for name, result in results.items()
         if _has_reference(result)
         for row in [headline(result)[concurrency][ALL]]

@@ -300,3 +300,13 @@ def test_a_killed_bench_leaves_no_server_and_keeps_its_finished_cells(pipeline: 
         assert ids == same
         assert times == [r["chunk_s"] for r in cell["requests"]]
     pipeline.reset()
+
+
+def test_an_invalid_parameter_is_refused_before_any_output_is_removed(pipeline: Workspace) -> None:
+    folder = pipeline.folder
+    done = pipeline.run("dvc", "exp", "run", "-S", "spec.tokens=two", check=False)
+    assert done.returncode != 0
+    assert "spec.tokens: Input should be a valid integer" in done.stdout + done.stderr
+    assert (folder / "reports/bench/ngram.json").is_file()
+    assert (folder / "data/bench/ngram.jsonl").is_file()
+    pipeline.reset()
