@@ -15,13 +15,13 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help venv repro test unit lint lock clean
+.PHONY: help venv repro show test unit lint lock clean
 
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -5
-	@echo 'Other targets: venv, unit (tests without a server), lint, lock (write requirements/$(PROFILE).txt),'
+	@echo 'Other targets: show (experiments side by side), venv, unit (tests without a server), lint, lock (write requirements/$(PROFILE).txt),'
 	@echo '               clean (remove .venv, .cache and logs)'
 
 venv: $(STAMP)
@@ -50,6 +50,11 @@ repro: venv
 	@if [ -n "$(PARAMS)" ]; then python -m specmill.profile "$(PARAMS)"; fi
 	dvc repro
 	@python -m specmill.epilogue
+
+# experiments side by side in a dozen columns; `dvc exp show` alone has one for every figure and file
+show: venv
+	dvc exp show --no-pager --only-changed \
+	  --drop '(?!Experiment|Created|[^/:]*\.(speedup|acceptance_length)|spec\.|train\.lr|vocab\.).*'
 
 test: venv lint
 	pytest
