@@ -53,8 +53,8 @@ repro: venv
 
 # experiments side by side in a dozen columns; `dvc exp show` alone has one for every figure and file
 show: venv
-	dvc exp show --no-pager --only-changed \
-	  --drop '(?!Experiment|Created|[^/:]*\.(speedup|acceptance_length)|spec\.|train\.lr|vocab\.).*'
+	dvc exp show --no-pager \
+	  --drop '(?!Experiment|[^/:]*\.(speedup|acceptance_length)|spec\.tokens|train\.lr|vocab\.d).*'
 
 test: venv lint
 	pytest
