@@ -53,7 +53,7 @@ repro: venv
 
 # experiments side by side in a dozen columns; `dvc exp show` alone has one for every figure and file
 show: venv
-	dvc exp show --no-pager \
+	dvc exp show \
 	  --drop '(?!Experiment|[^/:]*\.(speedup|acceptance_length)|spec\.tokens|train\.lr|vocab\.d).*'
 
 test: venv lint
