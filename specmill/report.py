@@ -1,6 +1,6 @@
 """Tables and plots from the JSON that the benches wrote; pure functions of it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,23 +112,12 @@ def _notes(results: Results) -> list[str]:
     )
     if eager:
         notes.append(f"Served **uncompiled (eager)**, for tests only: {', '.join(eager)}.")
-    if any(
-        not row["fresh_prompts"]
-        for result in results.values()
-        for by_concurrency in result["figures"].values()
-        for categories in by_concurrency.values()
-        for row in categories.values()
-    ):
+    if any(not row["fresh_prompts"] for result in results.values() for row in _rows(result)):
         notes.append("Some prompts were sent twice to one server: prefixes may have been cached.")
     apart = sorted(
         name
         for name, result in results.items()
-        if any(
-            not row["one_execution"]
-            for cs in result["figures"].values()
-            for categories in cs.values()
-            for row in categories.values()
-        )
+        if any(not row["one_execution"] for row in _rows(result))
     )
     if apart:
         notes.append(
@@ -152,6 +141,13 @@ def _notes(results: Results) -> list[str]:
             "comparable with a draft model's."
         )
     return [f"- {note}" for note in notes]
+
+
+def _rows(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every row of a method's figures, over all K, concurrencies and categories."""
+    for by_concurrency in result["figures"].values():
+        for categories in by_concurrency.values():
+            yield from categories.values()
 
 
 def _has_reference(result: dict[str, Any]) -> bool:

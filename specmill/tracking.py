@@ -9,13 +9,14 @@ race when two processes meet a new database, and anchored at DVC_ROOT, because `
 """
 
 import contextlib
-import fcntl
 import logging
 import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from specmill.files import locked
 
 logger = logging.getLogger(__name__)
 
@@ -97,9 +98,7 @@ def open_store(root: Path) -> str:
 
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root}/mlflow.db"
-    (root / ".cache").mkdir(parents=True, exist_ok=True)
-    with (root / ".cache" / "mlflow.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(root / ".cache" / "mlflow.lock"):
         mlflow.set_tracking_uri(uri)
         found = mlflow.get_experiment_by_name(EXPERIMENT)
         if found is not None:
