@@ -15,16 +15,16 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help venv repro show test unit lint lock clean
+.PHONY: help venv repro show test unit lint docs lock clean
 
 .DEFAULT_GOAL := help
 
-help:
+help: ## this text
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -5
-	@echo 'Other targets: show (experiments side by side), venv, unit (tests without a server), lint, lock (write requirements/$(PROFILE).txt),'
-	@echo '               clean (remove .venv, .cache and logs)'
+	@echo 'Targets:'
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 10 | sed 's/^/  /'
 
-venv: $(STAMP)
+venv: $(STAMP) ## .venv with everything in the lock file
 
 # torch's CPU build is asked for alone: plainly first, since pip may know a place for it, then from
 # PyTorch's own index. Everything else comes from the lock file, without resolving.
@@ -46,29 +46,33 @@ $(STAMP): $(LOCK)
 	pip install --progress-bar off --quiet --no-deps -r $(LOCK)
 	touch $@
 
-repro: venv
+repro: venv ## run what changed and print the comparison; PARAMS=profiles/NAME.yaml uses a profile
 	@if [ -n "$(PARAMS)" ]; then python -m specmill.profile "$(PARAMS)"; fi
 	dvc repro
 	@python -m specmill.epilogue
 
-# experiments side by side in a dozen columns; `dvc exp show` alone has one for every figure and file
-show: venv
+# `dvc exp show` alone has a column for every figure, parameter and file; with --only-changed for those
+# that differ
+show: venv ## experiments side by side in a dozen columns
 	dvc exp show \
 	  --drop '(?!Experiment|[^/:]*\.(speedup|acceptance_length)|spec\.tokens|train\.lr|vocab\.d).*'
 
-test: venv lint
+test: venv lint ## lint, types and every test, the whole pipeline included
 	pytest
 
-unit: venv
+unit: venv ## tests that start no server
 	pytest -m "not e2e"
 
-lint: venv
+lint: venv ## ruff and mypy
 	ruff check .
 	ruff format --check .
 	mypy
 
-lock:
+docs: venv ## write docs/params.md from specmill/params.py
+	python -m specmill.params_file
+
+lock: ## write requirements/PROFILE.txt anew from PROFILE.in
 	$(PYTHON) requirements/lock.py $(PROFILE)
 
-clean:
+clean: ## remove .venv, .cache (interrupted work!) and logs
 	rm -rf .venv .cache logs

@@ -8,7 +8,6 @@ ratios are to that reference. Finished cells are kept until the stage ends well.
 
 import asyncio
 import json
-import logging
 import secrets
 import tempfile
 from collections.abc import Callable
@@ -26,8 +25,6 @@ from specmill.files import digest, locked, read_json, write_json
 from specmill.params import Bench, Runtime
 from specmill.samples import Sample
 from specmill.server import Server, serve
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -63,13 +63,22 @@ class Client:
     async def __aexit__(self, *details: Any) -> None:
         await self._http.__aexit__(*details)
 
-    async def chat(self, messages: list[dict[str, str]], sampling: dict[str, Any]) -> Answer:
+    async def chat(self, messages: list[dict[str, Any]], sampling: dict[str, Any]) -> Answer:
         """Answer a conversation; the server applies the chat template.
+
+        Args:
+            messages: In OpenAI's form, tool-call arguments as objects.
+            sampling: Further fields of the request.
 
         Raises:
             RuntimeError: when the server refuses or leaves the token ids out.
         """
-        body = {"model": "verifier", "messages": messages, "return_token_ids": True, **sampling}
+        body = {
+            "model": "verifier",
+            "messages": [_as_openai(message) for message in messages],
+            "return_token_ids": True,
+            **sampling,
+        }
         with _named_failures():
             reply = await self._http.post("/v1/chat/completions", json=body)
         data = _checked(reply.status_code, reply.content)
@@ -144,6 +153,21 @@ class Client:
                 elif sample.name == f"{compat.ENGINE_STEPS}_count":
                     found["engine_steps"] = sample.value
         return found
+
+
+def _as_openai(message: dict[str, Any]) -> dict[str, Any]:
+    """The protocol wants tool-call arguments as JSON text; chat templates want objects."""
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        call
+        | {
+            "function": call["function"]
+            | {"arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}
+        }
+        for call in message["tool_calls"]
+    ]
+    return message | {"tool_calls": calls}
 
 
 _NO_IDS = (

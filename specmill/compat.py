@@ -7,11 +7,15 @@ import contextlib
 import logging
 import os
 import re
+import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from specmill.files import digest
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +30,7 @@ SPEC_COUNTERS = {
     "num_accepted_tokens": "vllm:spec_decode_num_accepted_tokens",
 }
 SPEC_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+PORT_IN_USE = "address already in use"  # what asyncio and the kernel call it in a server's log
 ENGINE_STEPS = "vllm:iteration_tokens_total"  # a histogram observed once per engine step
 
 
@@ -78,7 +83,7 @@ def server_command(model: Path, port: int, arguments: list[str]) -> list[str]:
     "vllm" and fails under the CPU build.
     """
     return [
-        sys.executable,
+        str(environment_prefix() / Path(sys.executable).relative_to(sys.prefix)),
         "-m",
         "vllm.entrypoints.openai.api_server",
         *("--model", str(model)),
@@ -110,7 +115,7 @@ def engine_environment(machine: str, cpu_kv_cache_gib: int) -> dict[str, str]:
     }
     if machine == "cuda":
         return common
-    openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
+    openmp = environment_prefix() / "lib" / "libiomp5.so"
     if not openmp.is_file():
         raise FileNotFoundError(f"{openmp} is missing; install the lock file with `make venv`")
     preload = [str(openmp), *os.environ.get("LD_PRELOAD", "").split()]
@@ -120,6 +125,36 @@ def engine_environment(machine: str, cpu_kv_cache_gib: int) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": str(cpu_kv_cache_gib),
         "VLLM_USE_AOT_COMPILE": "0",
     }
+
+
+def environment_prefix() -> Path:
+    """The virtual environment under a path that engines can use.
+
+    LD_PRELOAD is split at blanks and colons, and torch's C++ compilation does not quote its library
+    folders (inductor cpp_builder, 2.13): a path that has one is reached through a link in the
+    temporary folder.
+
+    Raises:
+        ValueError: when that folder is not ours alone, or has a blank too.
+    """
+    prefix = Path(sys.prefix)
+    if not set(str(prefix)) & _UNUSABLE:
+        return prefix
+    folder = Path(tempfile.gettempdir()) / f"specmill-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    owner = folder.lstat()
+    if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode) or owner.st_mode & 0o022:
+        raise ValueError(f"{folder} is not a folder of this user alone; set TMPDIR to another")
+    link = folder / digest(str(prefix))[:16]
+    if set(str(link)) & _UNUSABLE:
+        raise ValueError(f"TMPDIR and {prefix} both have a blank or colon; set TMPDIR to another")
+    if not link.is_symlink():
+        with contextlib.suppress(FileExistsError):  # another stage was quicker
+            link.symlink_to(prefix)
+    return link
+
+
+_UNUSABLE = {" ", ":"}
 
 
 def engine_arguments(machine: str, gpu_memory_utilization: float) -> list[str]:

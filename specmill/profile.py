@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from specmill import paths
-from specmill.params import load_params
+from specmill.params_file import load_params
 
 
 def use_profile(profile: Path, params: Path) -> None:

@@ -1,6 +1,8 @@
 """Tables and plots from the JSON that the benches wrote; pure functions of it."""
 
-from collections.abc import Iterable, Iterator
+import contextlib
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -9,36 +11,41 @@ from specmill.samples import ALL
 Results = dict[str, dict[str, Any]]
 """reports/bench/NAME.json by method."""
 
-
-def headline(result: dict[str, Any]) -> dict[str, Any]:
-    """Figures of the first K measured, spec.tokens (k0 for `none`), by concurrency."""
-    return dict(result["figures"][result["headline"]])
-
-
-def _by_number(names: Iterable[str]) -> list[str]:
-    """`k1, k3, k16` and `c1, c8, c16` in this order: JSON sorts them as text."""
-    return sorted(set(names), key=lambda name: int(name[1:]))
+Row = dict[str, Any]
 
 
 def summary_metrics(results: Results) -> dict[str, Any]:
-    """The few numbers worth comparing between experiments, by method and concurrency."""
-    rows: dict[str, Any] = {}
-    shown = (
-        "output_tokens_per_s",
-        "speedup",
-        "acceptance_length",
-        "tokens_per_engine_step",
-        "ttft_ms",
-        "itl_ms",
-        "identical_outputs",
-    )
+    """The few numbers worth comparing between experiments, by method and concurrency.
+
+    Over all prompt types, at the headline K; what was not measured is left out.
+    """
+    shown = ("output_tokens_per_s", "speedup", "acceptance_length")
+    summary: dict[str, Any] = {}
     for method, result in results.items():
-        figures = headline(result)
-        rows[method] = {"num_speculative_tokens": int(result["headline"][1:])}
-        for concurrency in _by_number(figures):
-            row = figures[concurrency][ALL]
-            rows[method][concurrency] = {name: row[name] for name in shown if name in row}
-    return rows
+        summary[method] = {
+            f"c{row['concurrency']}": {
+                name: row[name] for name in shown if row.get(name) is not None
+            }
+            for row in _headline(result)
+            if row["category"] == ALL
+        }
+        if _has_reference(result):
+            summary[method]["num_speculative_tokens"] = result["num_speculative_tokens"]
+    return summary
+
+
+def _headline(result: dict[str, Any]) -> list[Row]:
+    """The rows of spec.tokens, of all rows over spec.tokens and spec.sweep."""
+    k = result["num_speculative_tokens"]
+    return [row for row in result["rows"] if row["num_speculative_tokens"] == k]
+
+
+def _has_reference(result: dict[str, Any]) -> bool:
+    return "speedup" in result["rows"][0]
+
+
+def _concurrencies(results: Results) -> list[int]:
+    return sorted({row["concurrency"] for result in results.values() for row in result["rows"]})
 
 
 def comparison(results: Results, hardware: dict[str, Any], verifier: dict[str, Any]) -> str:
@@ -54,30 +61,62 @@ def comparison(results: Results, hardware: dict[str, Any], verifier: dict[str, A
         "without speculation, measured in the same stage on the same prompts.",
         "",
     ]
-    speculating = {name: result for name, result in results.items() if _has_reference(result)}
     for concurrency in _concurrencies(results):
-        requests = concurrency[1:]
-        lines += [f"## {requests} request{'s' if requests != '1' else ''} in flight", ""]
-        lines += [
-            "| prompt type | method | K | baseline tok/s | tok/s | change | acceptance length |",
-            "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        rows = [
+            (name, row)
+            for name, result in results.items()
+            for row in result["rows"]
+            if row["concurrency"] == concurrency
         ]
-        for name, result in speculating.items():
-            for k in _by_number(result["figures"]):
-                for category, row in result["figures"][k][concurrency].items():
-                    lines.append(_table_row(category, name, k, row))
-        lines += ["", *_baseline_lines(results, concurrency), ""]
+        requests = f"{concurrency} request{'s' if concurrency > 1 else ''}"
+        lines += [f"## {requests} in flight", "", *_overall_table(rows), ""]
+        lines += [*_drift_lines(results, concurrency), *_prompt_type_table(rows)]
     lines += _notes(results)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _table_row(category: str, method: str, k: str, row: dict[str, Any]) -> str:
-    length = f"{row['acceptance_length']:.2f}" if "acceptance_length" in row else "-"
-    label = f"**{category}**" if category == ALL else category
+def _overall_table(rows: list[tuple[str, Row]]) -> list[str]:
+    """All prompt types together: a line per method and K, `none` among them."""
+    lines = [
+        "| method | K | baseline tok/s | tok/s | change | acceptance length | TTFT ms | ms/token |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for method, row in rows:
+        if row["category"] == ALL:
+            times = f"{_figure(row, 'ttft_ms', '.0f')} | {_figure(row, 'itl_ms', '.1f')}"
+            lines.append(f"| {method} | {_cells(row)} | {times} |")
+    return lines
+
+
+def _prompt_type_table(rows: list[tuple[str, Row]]) -> list[str]:
+    """A line per speculating method, prompt type and K; what differs in K only lies together."""
+    lines = [
+        "| prompt type | method | K | baseline tok/s | tok/s | change | acceptance length |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for method, row in rows:
+        category = row["category"]
+        if "speedup" in row and category != ALL:
+            line = f"| {category} | {method} | {_cells(row)} |"
+            grouped.setdefault((method, category), []).append(line)
+    return [*lines, *chain.from_iterable(grouped.values()), ""] if grouped else []
+
+
+def _cells(row: Row) -> str:
+    """K, baseline, throughput, change and acceptance length, as both tables show them."""
+    change = _percent(row["speedup"] - 1) if "speedup" in row else "-"
     return (
-        f"| {label} | {method} | {k[1:]} | {row['reference_tokens_per_s']:.1f} "
-        f"| {row['output_tokens_per_s']:.1f} | {_percent(row['speedup'] - 1)} | {length} |"
+        f"{row['num_speculative_tokens']} | {_figure(row, 'reference_tokens_per_s', '.1f')} | "
+        f"{_figure(row, 'output_tokens_per_s', '.1f')} | {change} | "
+        f"{_figure(row, 'acceptance_length', '.2f')}"
     )
+
+
+def _figure(row: Row, name: str, form: str) -> str:
+    """A number as text; what was not measured is a dash."""
+    value = row.get(name)
+    return "-" if value is None else f"{value:{form}}"
 
 
 def _percent(change: float) -> str:
@@ -85,20 +124,26 @@ def _percent(change: float) -> str:
     return f"{round(100 * change):+d}%"
 
 
-def _baseline_lines(results: Results, concurrency: str) -> list[str]:
+def _drift_lines(results: Results, concurrency: int) -> list[str]:
     """How far each method's reference lies from the `none` measured in its own stage."""
     if "none" not in results:
         return []
-    none = results["none"]["figures"]["k0"][concurrency][ALL]["output_tokens_per_s"]
+    at = {
+        name: row
+        for name, result in results.items()
+        for row in _headline(result)
+        if row["concurrency"] == concurrency and row["category"] == ALL
+    }
+    none = at["none"]["output_tokens_per_s"]
     drifts = [
         f"{name} {_percent(row['reference_tokens_per_s'] / none - 1)}"
-        for name, result in results.items()
-        if _has_reference(result)
-        for row in [headline(result)[concurrency][ALL]]
+        for name, row in at.items()
+        if "speedup" in row
     ]
     return [
         f"`none` in its own stage: {none:.1f} tok/s. Drift of each method's baseline from it: "
-        f"{', '.join(drifts) or 'no other method'}."
+        f"{', '.join(drifts) or 'no other method'}.",
+        "",
     ]
 
 
@@ -112,12 +157,12 @@ def _notes(results: Results) -> list[str]:
     )
     if eager:
         notes.append(f"Served **uncompiled (eager)**, for tests only: {', '.join(eager)}.")
-    if any(not row["fresh_prompts"] for result in results.values() for row in _rows(result)):
+    if any(not row["fresh_prompts"] for result in results.values() for row in result["rows"]):
         notes.append("Some prompts were sent twice to one server: prefixes may have been cached.")
     apart = sorted(
         name
         for name, result in results.items()
-        if any(not row["one_execution"] for row in _rows(result))
+        if any(not row["one_execution"] for row in result["rows"])
     )
     if apart:
         notes.append(
@@ -143,73 +188,110 @@ def _notes(results: Results) -> list[str]:
     return [f"- {note}" for note in notes]
 
 
-def _rows(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every row of a method's figures, over all K, concurrencies and categories."""
-    for by_concurrency in result["figures"].values():
-        for categories in by_concurrency.values():
-            yield from categories.values()
+def acceptance_rows(results: Results) -> list[Row]:
+    """Acceptance rate by draft position (from 0) at the headline K, over all prompt types.
 
-
-def _has_reference(result: dict[str, Any]) -> bool:
-    return "speedup" in next(iter(headline(result).values()))[ALL]
-
-
-def _concurrencies(results: Results) -> list[str]:
-    return _by_number(
-        concurrency for result in results.values() for concurrency in headline(result)
-    )
-
-
-def acceptance_curves(results: Results) -> tuple[dict[str, list[dict[str, Any]]], str]:
-    """Acceptance rate by draft position (from 0) at the headline K and the first concurrency.
-
-    Returns:
-        Rows by method, without methods that drafted nothing, and the concurrency, e.g. `c1`.
+    A method that drafted nothing at a concurrency has no row there.
     """
-    concurrency = _concurrencies(results)[0]
     prefix = "acceptance_rate_pos_"
-    curves: dict[str, list[dict[str, Any]]] = {}
+    rows = []
     for method, result in results.items():
-        row = headline(result)[concurrency][ALL]
-        rates = {
-            int(name.removeprefix(prefix)): rate
-            for name, rate in row.items()
-            if name.startswith(prefix)
-        }
-        if rates:
-            curves[method] = [
-                {"position": position, "acceptance_rate": rates[position]}
-                for position in sorted(rates)
+        for row in _headline(result):
+            positions = sorted(int(n.removeprefix(prefix)) for n in row if n.startswith(prefix))
+            rates = [(i, row[f"{prefix}{i}"]) for i in positions if row["category"] == ALL]
+            rows += [
+                _place(method, row) | {"position": position, "acceptance_rate": rate}
+                for position, rate in rates
+                if rate is not None
             ]
-    return curves, concurrency
+    return rows or [_first_place(results) | {"position": 0, "acceptance_rate": None}]
 
 
-def plot_acceptance(curves: dict[str, list[dict[str, Any]]], concurrency: str, path: Path) -> None:
-    """Draw acceptance by position as SVG; the same numbers give the same bytes."""
+def speedup_rows(results: Results) -> list[Row]:
+    """Speed-up of every speculating method by concurrency and prompt type, at the headline K."""
+    rows = [
+        _place(method, row) | {"category": row["category"], "speedup": row["speedup"]}
+        for method, result in results.items()
+        if _has_reference(result)
+        for row in _headline(result)
+    ]
+    return rows or [_first_place(results) | {"category": ALL, "speedup": None}]
+
+
+def _place(method: str, row: Row) -> Row:
+    place = {name: row[name] for name in ("num_speculative_tokens", "concurrency")}
+    return {"method": method} | place
+
+
+def _first_place(results: Results) -> Row:
+    """Stands where no method speculates: DVC cannot plot an empty list."""
+    method, result = next(iter(results.items()))
+    return _place(method, result["rows"][0])
+
+
+def plot_acceptance(rows: list[Row], path: Path) -> None:
+    """Draw `acceptance_rows` as SVG; the same rows give the same bytes."""
+    with _panels(rows, path, "Acceptance by position") as panels:
+        for axes, curves in panels:
+            for points, style in curves:
+                positions = [row["position"] for row in points]
+                rates = [row["acceptance_rate"] for row in points]
+                axes.plot(positions, rates, marker="o", **style)
+            axes.set(xlabel="draft position (from 0)", ylim=(0, 1))
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        panels[0][0].set_ylabel("accepted share of drafts")
+
+
+def plot_speedup(rows: list[Row], path: Path) -> None:
+    """Draw `speedup_rows` as SVG; the same rows give the same bytes."""
+    categories = list(_by("category", rows))
+    num_methods = len(_by("method", rows))
+    with _panels(rows, path, "Speed-up by prompt type") as panels:
+        for axes, curves in panels:
+            for index, (points, style) in enumerate(curves):
+                below = 0.6 * ((index + 0.5) / num_methods - 0.5)  # methods one under the other
+                y = [categories.index(row["category"]) + below for row in points]
+                axes.plot([row["speedup"] for row in points], y, "o", **style)
+            axes.axvline(1.0, color="black", linewidth=1)
+            axes.set_xlabel("speed-up over its own reference")
+            axes.set_yticks(range(len(categories)), categories)
+        panels[0][0].invert_yaxis()
+
+
+@contextlib.contextmanager
+def _panels(rows: list[Row], path: Path, title: str) -> Iterator[list[tuple[Any, Any]]]:
+    """Axes, one per concurrency, with (rows, style) of every method; saved when all is drawn."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "specmill"
     from matplotlib import pyplot
-    from matplotlib.ticker import MaxNLocator
 
-    figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
-    for name, rows in curves.items():
-        axes.plot(
-            [row["position"] for row in rows],
-            [row["acceptance_rate"] for row in rows],
-            marker="o",
-            label=name,
-        )
-    axes.set(
-        xlabel="draft position (from 0)",
-        ylabel="accepted share of drafts",
-        title=f"Acceptance by position, {concurrency[1:]} in flight",
-        ylim=(0, 1),
-    )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.3)
-    axes.legend()
+    styles = {}
+    for index, (method, points) in enumerate(_by("method", rows).items()):
+        label = f"{method}, K={points[0]['num_speculative_tokens']}"
+        styles[method] = {"label": label, "color": f"C{index}"}
+    at = _by("concurrency", rows)
+    figure = pyplot.figure(figsize=(1.5 + 3.3 * len(at), 4), layout="constrained")
+    all_axes = figure.subplots(ncols=len(at), sharex=True, sharey=True, squeeze=False)
+    panels = []
+    for axes, (concurrency, shown) in zip(all_axes[0], at.items(), strict=True):
+        axes.set_title(f"{concurrency} in flight", fontsize="medium")
+        axes.grid(alpha=0.3)
+        panels.append((axes, [(p, styles[method]) for method, p in _by("method", shown).items()]))
+    yield panels
+    figure.suptitle(title)
+    labelled = [axes.get_legend_handles_labels() for axes in all_axes[0]]
+    lines = {label: line for handles in labelled for line, label in zip(*handles, strict=True)}
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
+
+
+def _by(name: str, rows: list[Row]) -> dict[Any, list[Row]]:
+    """Rows grouped by a field, in the order met."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[name], []).append(row)
+    return groups

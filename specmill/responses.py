@@ -18,7 +18,7 @@ _FORMAT = 1
 
 
 def response_key(
-    messages: list[dict[str, str]], verifier: dict[str, Any], sampling: dict[str, Any]
+    messages: list[dict[str, Any]], verifier: dict[str, Any], sampling: dict[str, Any]
 ) -> str:
     """Digest of all that shapes an answer."""
     return digest(

@@ -3,10 +3,14 @@
     input_ids   [ p0  p1  p2 | a0  a1  a2  a3 ]     prompt as the server saw it, then its answer
     loss_mask   [  0   0   0 |  1   1   1   1 ]     1 on what the verifier wrote
 
-Ids come from the server's response and are never made by tokenising text again.
+Ids of on-policy answers come from the server's response and are never made by tokenising text
+again; those of a dataset's answers come from the verifier's chat template (specmill.templates).
+
+Run      python -m specmill.samples show 0           the first training sample, trained text marked
 """
 
 import hashlib
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +18,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from specmill.files import write_atomically
 
 ALL = "all"
 """Stands for every category in tables; no category can be called so."""
@@ -113,7 +119,6 @@ def keep_trainable(
 
 def write_samples(path: Path, samples: list[Sample]) -> None:
     """Write samples as one Parquet file; equal samples give equal bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     columns = {
         "sample_key": [sample.sample_key for sample in samples],
         "input_ids": [sample.input_ids for sample in samples],
@@ -121,7 +126,9 @@ def write_samples(path: Path, samples: list[Sample]) -> None:
     }
     for name in SCHEMA.names[3:]:
         columns[name] = [getattr(sample, name) for sample in samples]
-    pq.write_table(pa.table(columns, schema=SCHEMA), path)
+    encoded = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns, schema=SCHEMA), encoded)
+    write_atomically(path, encoded.getvalue())
 
 
 def read_samples(path: Path) -> list[Sample]:
@@ -141,3 +148,9 @@ def read_samples(path: Path) -> list[Sample]:
             raise ValueError(f"{path}, row {number}: token ids do not match their key or mask")
         samples.append(sample)
     return samples
+
+
+if __name__ == "__main__":
+    from specmill.show import main
+
+    main(sys.argv[1:])

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import logging
 import os
 import secrets
 import signal
@@ -18,9 +17,8 @@ from tqdm import tqdm
 
 from specmill import compat
 
-logger = logging.getLogger(__name__)
-
 _STOP_GRACE_S = 30
+_PORT_ATTEMPTS = 3
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -60,17 +58,34 @@ def serve(
         RuntimeError: when the server ends or is not healthy in time; quotes its last lines.
     """
     machine = compat.device()
-    port = _free_port()
     key = secrets.token_urlsafe(24)
-    command = compat.server_command(
-        model, port, [*compat.engine_arguments(machine, gpu_memory_utilization), *arguments]
-    )
+    flags = [*compat.engine_arguments(machine, gpu_memory_utilization), *arguments]
     environment = os.environ | compat.engine_environment(machine, cpu_kv_cache_gib)
     environment["VLLM_API_KEY"] = key  # in the environment: a command line is public
     log.parent.mkdir(parents=True, exist_ok=True)
+    for attempt in range(_PORT_ATTEMPTS):
+        port = _free_port()
+        process = _start(compat.server_command(model, port, flags), environment, log)
+        try:
+            started = time.monotonic()
+            url = f"http://127.0.0.1:{port}"
+            try:
+                _wait_until_healthy(process, url, log, startup_timeout_s, label)
+            except RuntimeError:
+                # a free port can be taken before the server has it
+                if compat.PORT_IN_USE in _tail(log) and attempt + 1 < _PORT_ATTEMPTS:
+                    continue
+                raise
+            yield Server(url, key, log, time.monotonic() - started)
+            return
+        finally:
+            _stop(process)
+
+
+def _start(command: list[str], environment: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":
     prctl = ctypes.CDLL(None).prctl
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -80,13 +95,6 @@ def serve(
             # a stage that is killed outright takes its server with it
             preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )
-    try:
-        started = time.monotonic()
-        url = f"http://127.0.0.1:{port}"
-        _wait_until_healthy(process, url, log, startup_timeout_s, label)
-        yield Server(url, key, log, time.monotonic() - started)
-    finally:
-        _stop(process)
 
 
 def _free_port() -> int:

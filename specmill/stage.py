@@ -1,6 +1,7 @@
 """What every stage does around its work: parameters, log, MLflow run, metrics, clean ending."""
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -16,7 +17,8 @@ from safetensors import SafetensorError
 
 from specmill import paths
 from specmill.files import locked, write_json
-from specmill.params import Params, load_params
+from specmill.params import Params
+from specmill.params_file import load_params
 from specmill.tracking import Tracker, track
 
 logger = logging.getLogger("specmill.stage")
@@ -73,15 +75,24 @@ def open_stage(name: str, sections: list[str]) -> Iterator[Stage]:
         with (
             # what a killed DVC left running must not write beside its successor
             locked(paths.CACHE / "locks" / name),
-            track(paths.ROOT, name, logged) as tracker,
+            track(paths.ROOT, name, logged, params.runtime.tracking_uri) as tracker,
         ):
             yield Stage(name, params, tracker)
     except (ValueError, RuntimeError, OSError, ModuleNotFoundError, SafetensorError) as error:
         logger.debug("traceback", exc_info=True)
-        sys.exit(f"{name}: {error}")
+        sys.exit(f"{name}: {error}{_way_out(error)}")
     except KeyboardInterrupt:
         sys.exit(f"{name}: interrupted; finished work is kept, run it again to go on")
     logger.info("%s done in %.0f s", name, time.monotonic() - started)
+
+
+def _way_out(error: Exception) -> str:
+    """What to do about an error of the operating system, whose message only says what happened."""
+    if isinstance(error, PermissionError):
+        return "; make it writable for this user, then run the same command again"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "; free some disk space, then run the same command again: finished work is kept"
+    return ""
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:

@@ -88,7 +88,7 @@ class HiddenStateStore:
     """The growing store in one folder."""
 
     def __init__(self, folder: Path):
-        self._folder = folder
+        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._shard_of: dict[str, str] = {}
         for path in sorted(folder.glob("*.safetensors")):
@@ -120,25 +120,25 @@ class HiddenStateStore:
         """
         needed = {self._shard_of[key] for key in store_keys if key in self._shard_of}
         damaged = {
-            name for name in needed if f"{file_digest(self._folder / name)}.safetensors" != name
+            name for name in needed if f"{file_digest(self.folder / name)}.safetensors" != name
         }
         lost = sum(self._shard_of.get(key) in damaged for key in store_keys)
         for name in sorted(damaged):
-            logger.warning("%s is damaged and will be extracted again", self._folder / name)
-            (self._folder / name).unlink()
+            logger.warning("%s is damaged and will be extracted again", self.folder / name)
+            (self.folder / name).unlink()
         self._shard_of = {key: name for key, name in self._shard_of.items() if name not in damaged}
         return lost
 
     def add_shard(self, tensors: dict[str, torch.Tensor]) -> None:
         """Write one shard and index it."""
-        scratch = self._folder / f".{os.getpid()}.tmp"
+        scratch = self.folder / f".{os.getpid()}.tmp"
         save_file(tensors, scratch)
         with scratch.open("rb") as written:
             os.fsync(written.fileno())
         scratch.chmod(0o444)
         name = f"{file_digest(scratch)}.safetensors"
-        os.replace(scratch, self._folder / name)
-        self._shard_of.update(dict.fromkeys(samples_in(self._folder / name), name))
+        os.replace(scratch, self.folder / name)
+        self._shard_of.update(dict.fromkeys(samples_in(self.folder / name), name))
 
     def write_view(self, folder: Path, spec: StateSpec, samples: list[tuple[str, int]]) -> None:
         """Assemble a view of some samples.
@@ -165,7 +165,7 @@ class HiddenStateStore:
             )
         shards = {}
         for name in sorted({str(row["shard"]) for row in rows}):
-            source, target = self._folder / name, folder / name
+            source, target = self.folder / name, folder / name
             target.unlink(missing_ok=True)
             try:
                 os.link(source, target)
@@ -245,7 +245,7 @@ class StateView:
     """
 
     def __init__(self, folder: Path):
-        self._folder = folder
+        self.folder = folder
         self.manifest: dict[str, Any] = read_json(folder / MANIFEST)
         self._row_of = {row["sample_key"]: row for row in self.manifest["samples"]}
         for name in self.manifest["shards"]:
@@ -270,7 +270,7 @@ class StateView:
             KeyError: when the view does not hold the sample.
         """
         row = self._row_of[sample_key]
-        with safe_open(self._folder / row["shard"], framework="pt") as shard:
+        with safe_open(self.folder / row["shard"], framework="pt") as shard:
             return (
                 shard.get_tensor(f"ids/{row['store_key']}"),
                 shard.get_tensor(f"states/{row['store_key']}"),

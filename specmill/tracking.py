@@ -1,169 +1,263 @@
-"""MLflow: one run per executed stage, in a store anchored at the repository's root.
+"""MLflow: where its store is, and a run for every executed stage.
 
 DVC is the truth for what was run, the JSON in Git is the result; MLflow is where runs are
-compared. So nothing here can fail a stage: what MLflow or its database raises is a warning.
+compared. So nothing here can fail a stage: what MLflow or its database raises is one warning.
 
-The database and the artifact location are created under a file lock, because SQLite migrations
-race when two processes meet a new database, and anchored at DVC_ROOT, because `dvc exp run
---temp` works in a folder that is deleted. Set MLFLOW_TRACKING_URI to use a server instead.
+The store is MLFLOW_TRACKING_URI, or `runtime.tracking_uri`, or mlflow.db at DVC_ROOT: `dvc exp run
+--temp` works in a folder that is deleted. The database and the artifact location are created under
+a file lock, because SQLite migrations race when two processes meet a new database.
+
+It has two experiments: `specmill` compares results (specmill/sync.py), `specmill-executions` shows
+the stages that were executed, with their curves while they run. MLFLOW_EXPERIMENT_NAME replaces
+`specmill`.
 """
 
 import contextlib
 import logging
 import os
+import sqlite3
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specmill.files import locked
+from specmill.liveness import process_tags, reap, start_watcher
 
 logger = logging.getLogger(__name__)
 
 EXPERIMENT = "specmill"
+MLFLOW = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # a line for every cell
+    # MLflow's own (7 retries, 120 s each) would hold up every stage while a server is away
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+}
+"""Set where the environment does not say otherwise."""
+BATCH = 100
+"""MLflow takes at most 100 parameters, 100 tags and 1000 metrics in one request."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a metric; `step` orders a curve, `time_ms` is milliseconds since 1970."""
+
+    name: str
+    value: float
+    time_ms: int
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Store:
+    """One experiment of an MLflow store that answers."""
+
+    root: Path
+    uri: str
+    client: Any
+    experiment_id: str
+
+    def log(
+        self,
+        run_id: str,
+        params: dict[str, Any] | None = None,
+        points: Iterable[Point] = (),
+        tags: dict[str, str] | None = None,
+    ) -> None:
+        """Log to a run in as few requests as MLflow allows; names it does not take are mended."""
+        from mlflow.entities import Metric, Param, RunTag
+
+        metrics = [Metric(_name(p.name), p.value, p.time_ms, p.step) for p in points]
+        pairs = [Param(_name(name), str(value)) for name, value in (params or {}).items()]
+        labels = [RunTag(_name(name), value) for name, value in (tags or {}).items()]
+        for i in range(0, max(len(metrics), len(pairs), len(labels)), BATCH):
+            part = slice(i, i + BATCH)
+            self.client.log_batch(run_id, metrics[part], pairs[part], labels[part])
 
 
 class Tracker:
-    """The MLflow run of one stage."""
+    """The MLflow run of one stage; after a failure it is silent for the rest of the stage."""
 
-    def __init__(self, run_id: str | None):
+    def __init__(self, store: Store | None, run_id: str, watcher: subprocess.Popen[bytes] | None):
+        self._store = store
         self._run_id = run_id
+        self._watcher = watcher
+        self._failed = False
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Log the numbers of a nested dictionary under dotted names."""
-        with _never_failing():
-            import mlflow
-
-            if self._run_id is not None:
-                mlflow.log_metrics(numbers(metrics), step=step, run_id=self._run_id)
+        now = _now_ms()
+        points = [Point(name, value, now, step or 0) for name, value in numbers(metrics).items()]
+        self._tell(lambda store: store.log(self._run_id, points=points))
 
     def log_params(self, params: dict[str, Any]) -> None:
         """Log nested parameters under dotted names."""
-        with _never_failing():
-            import mlflow
-
-            if self._run_id is not None:
-                client = mlflow.MlflowClient()
-                for name, value in _leaves(params).items():
-                    client.log_param(self._run_id, name, value)
+        self._tell(lambda store: store.log(self._run_id, params=leaves(params)))
 
     def log_artifact(self, path: Path) -> None:
         """Keep a small file with the run."""
-        with _never_failing():
-            import mlflow
+        self._tell(lambda store: store.client.log_artifact(self._run_id, str(path)))
 
-            if self._run_id is not None:
-                mlflow.log_artifact(str(path), run_id=self._run_id)
+    def end(self, status: str) -> None:
+        """End the run; tried after a failure too, for the store may be back."""
+        self._tell(lambda store: store.client.set_terminated(self._run_id, status), last=True)
+        if self._watcher is not None and self._watcher.stdin is not None:
+            self._watcher.kill()
+            self._watcher.wait()
+            self._watcher.stdin.close()
 
-
-def numbers(tree: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """Flatten a nested dictionary to its numbers, keys joined by dots; the rest is left out."""
-    flat: dict[str, float] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            flat |= numbers(value, f"{name}.")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            flat[name] = float(value)
-    return flat
+    def _tell(self, action: Callable[[Store], None], last: bool = False) -> None:
+        if self._store is None or (self._failed and not last):
+            return
+        try:
+            action(self._store)
+        except tracking_errors() as error:
+            if not self._failed:
+                warn(error)
+            self._failed = True
 
 
 @contextlib.contextmanager
-def track(root: Path, stage: str, params: dict[str, Any]) -> Iterator[Tracker]:
+def track(
+    root: Path, stage: str, params: dict[str, Any], uri: str | None = None
+) -> Iterator[Tracker]:
     """An MLflow run for the length of a stage.
 
-    Ends FINISHED, FAILED (an exception) or KILLED (Ctrl-C or SIGTERM).
+    Ends FINISHED, FAILED (an exception) or KILLED (Ctrl-C, SIGTERM, or a process that is gone).
 
     Args:
-        root: Where the store lies when MLFLOW_TRACKING_URI is not set.
+        root: Where the store lies when neither the environment nor `uri` names one.
         stage: The run's name starts with it; also tag `dvc.stage`.
         params: Nested parameters, logged under dotted names.
+        uri: `runtime.tracking_uri`.
     """
-    run_id = None
-    with _never_failing():
-        run_id = _start(root, stage)
-    tracker = Tracker(run_id)
+    store, run_id, watcher = None, "", None
+    try:
+        opened = open_store(root, uri, "-executions")
+        tags = {"dvc.stage": stage, **process_tags(), **origin_tags()}
+        name = f"{stage}-{os.urandom(3).hex()}"
+        run = opened.client.create_run(opened.experiment_id, tags=tags, run_name=name)
+        run_id = run.info.run_id
+        watcher = start_watcher(opened.uri, run_id)
+        store = opened
+    except tracking_errors() as error:
+        warn(error)
+    tracker = Tracker(store, run_id, watcher)
     tracker.log_params(params)
     try:
         yield tracker
     except BaseException as error:
-        _end(run_id, "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED")
+        tracker.end("KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED")
         raise
-    _end(run_id, "FINISHED")
+    tracker.end("FINISHED")
 
 
-def open_store(root: Path) -> str:
-    """Point MLflow at the store, creating it if need be; returns the experiment's id."""
+def open_store(root: Path, uri: str | None = None, suffix: str = "") -> Store:
+    """Open one experiment of the store, creating what is missing, and reap its dead runs.
+
+    Args:
+        root: The repository's root.
+        uri: `runtime.tracking_uri`; the environment wins.
+        suffix: Added to the experiment's name.
+    """
+    for variable, value in MLFLOW.items():
+        os.environ.setdefault(variable, value)
     import mlflow
 
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root}/mlflow.db"
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or uri or f"sqlite:///{root}/mlflow.db"
+    name = (os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT) + suffix
     with locked(root / ".cache" / "mlflow.lock"):
-        mlflow.set_tracking_uri(uri)
-        found = mlflow.get_experiment_by_name(EXPERIMENT)
+        if uri.startswith("sqlite"):
+            _check_database(uri)
+        client = mlflow.MlflowClient(uri, registry_uri=uri)
+        found = client.get_experiment_by_name(name)
         if found is not None:
-            return str(found.experiment_id)
-        # a server knows better where its artifacts go
-        place = (root / "mlartifacts").as_uri() if uri.startswith("sqlite") else None
-        return str(mlflow.create_experiment(EXPERIMENT, artifact_location=place))
+            experiment_id = found.experiment_id
+        else:
+            # a server knows better where its artifacts go
+            place = (root / "mlartifacts").as_uri() if uri.startswith("sqlite") else None
+            experiment_id = client.create_experiment(name, artifact_location=place)
+        reap(client, experiment_id)
+    return Store(root, uri, client, experiment_id)
 
 
-def _start(root: Path, stage: str) -> str:
-    import mlflow
+def _check_database(uri: str) -> None:
+    """Raise OSError when a SQLite file cannot be used; MLflow would try again for minutes."""
+    from sqlalchemy.engine import make_url
 
-    experiment = open_store(root)
-    tags = {"dvc.stage": stage, **git_state(root)}
-    for tag, variable in (
-        ("dvc.exp_name", "DVC_EXP_NAME"),
-        ("dvc.baseline_rev", "DVC_EXP_BASELINE_REV"),
-    ):
-        if variable in os.environ:
-            tags[tag] = os.environ[variable]
-    client = mlflow.MlflowClient()
-    run = client.create_run(experiment, tags=tags, run_name=f"{stage}-{os.urandom(3).hex()}")
-    return str(run.info.run_id)
+    path = make_url(uri).database
+    try:
+        with contextlib.closing(sqlite3.connect(path or ":memory:", timeout=20)) as connection:
+            connection.execute("begin immediate")  # neither reading nor opening needs the right
+            connection.rollback()
+    except sqlite3.Error as error:
+        raise OSError(f"{path}: {error}") from None
 
 
-def _end(run_id: str | None, status: str) -> None:
-    with _never_failing():
-        if run_id is not None:
-            import mlflow
-
-            mlflow.MlflowClient().set_terminated(run_id, status)
+def origin_tags() -> dict[str, str]:
+    """Which commit and which DVC experiment the working directory belongs to."""
+    variables = {"dvc.exp_name": "DVC_EXP_NAME", "dvc.baseline_rev": "DVC_EXP_BASELINE_REV"}
+    return git_state(Path()) | {
+        tag: os.environ[variable] for tag, variable in variables.items() if variable in os.environ
+    }
 
 
 def git_state(root: Path) -> dict[str, str]:
-    """`git.commit` and `git.dirty` of the repository at `root`; empty outside one."""
+    """`git.commit` and `git.dirty` of the repository at `root`; empty outside one.
+
+    Dirty is a change in anything but the pipeline's own results. `dvc exp run -S` makes one: it
+    edits params.yaml.
+    """
 
     def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, text=True, check=False
-        )
+        # without its lock: DVC works on the same index
+        command = ["git", "--no-optional-locks", "-C", str(root), *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout.strip() if done.returncode == 0 else ""
 
     commit = git("rev-parse", "HEAD")
     if not commit:
         return {}
-    return {"git.commit": commit, "git.dirty": str(bool(git("status", "--porcelain"))).lower()}
+    changed = git("status", "--porcelain", "--", ".", ":!reports", ":!dvc.lock")
+    return {"git.commit": commit, "git.dirty": str(bool(changed)).lower()}
 
 
-def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def numbers(tree: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """Flatten a nested dictionary to its numbers, keys joined by dots; the rest is left out."""
+    return {
+        name: float(value)
+        for name, value in leaves(tree, prefix).items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten a nested dictionary, keys joined by dots."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        flat |= _leaves(value, f"{name}.") if isinstance(value, dict) else {name: value}
+        flat |= leaves(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return flat
 
 
-@contextlib.contextmanager
-def _never_failing() -> Iterator[None]:
-    try:
-        yield
-    except _tracking_errors() as error:
-        logger.warning("MLflow: %s; the stage goes on without", error)
+def warn(error: Exception) -> None:
+    """Say in one line that MLflow lacks something, and how it gets it later."""
+    logger.warning(
+        "MLflow: %s; the stage goes on without it, `python -m specmill.sync` adds results later",
+        first_line(error),
+    )
 
 
-def _tracking_errors() -> tuple[type[Exception], ...]:
+def first_line(error: Exception) -> str:
+    """What an error says, without the SQL or the traceback that follows."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def tracking_errors() -> tuple[type[Exception], ...]:
     """What MLflow and its database raise; without MLflow, that it is not installed."""
     try:
         from mlflow.exceptions import MlflowException
@@ -171,3 +265,12 @@ def _tracking_errors() -> tuple[type[Exception], ...]:
     except ModuleNotFoundError:
         return (ModuleNotFoundError,)
     return (MlflowException, SQLAlchemyError, OSError)
+
+
+def _name(text: str) -> str:
+    """`text` with what MLflow refuses in a name replaced: `bench@none` becomes `bench_none`."""
+    return "".join(c if c.isalnum() or c in "_-./: " else "_" for c in text)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

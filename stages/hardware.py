@@ -14,18 +14,18 @@ from specmill import paths
 from specmill.compat import warn_if_untested
 from specmill.files import write_json
 from specmill.hardware import describe_machine
-from specmill.params import load_params
+from specmill.params_file import load_params
 
 
 def main() -> None:
     """Run the stage; without an MLflow run, since it measures nothing."""
     try:
         load_params(paths.PARAMS)
-    except ValueError as error:
+        machine = describe_machine()
+        warn_if_untested(machine["versions"], "cuda" if machine["gpus"] else "cpu")
+        write_json(paths.HARDWARE, machine)
+    except (ValueError, OSError) as error:
         sys.exit(f"hardware: {error}")
-    machine = describe_machine()
-    warn_if_untested(machine["versions"], "cuda" if machine["gpus"] else "cpu")
-    write_json(paths.HARDWARE, machine)
 
 
 if __name__ == "__main__":

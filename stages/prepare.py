@@ -1,12 +1,12 @@
 """Answer the prompts with the verifier: samples to train on, to validate on and to bench.
 
-Reads    data/prompts/train.jsonl, bench.jsonl     user turns by category, disjoint
+Reads    params.prepare.dataset, bench    conversations; reports/sources.json stands for them
          models/verifier
 Writes   data/prepared/train.parquet, heldout.parquet, bench.parquet   samples (specmill.samples)
-Metrics  reports/prepare.json   samples kept and dropped by reason; token counts
+Metrics  reports/prepare.json   rows read, samples kept and dropped by reason; token counts
 Params   prepare
 
-Run      dvc repro prepare
+Run      dvc repro prepare             (python -m specmill.samples show 0)
 """
 
 import asyncio
@@ -15,13 +15,12 @@ from functools import partial
 from specmill import paths
 from specmill.files import read_json
 from specmill.generate import generate
-from specmill.prepare import plan_jobs, split_and_filter
-from specmill.prompts import read_prompts
+from specmill.prepare import dataset_samples, pick_conversations, plan_jobs, split_and_filter
 from specmill.responses import ResponseCache
-from specmill.samples import write_samples
+from specmill.samples import Sample, write_samples
 from specmill.server import serve
 from specmill.stage import open_stage
-from specmill.verifier import model_path
+from specmill.verifier import load_tokenizer, model_path
 
 
 def main() -> None:
@@ -29,11 +28,14 @@ def main() -> None:
     with open_stage("prepare", ["prepare"]) as stage:
         chosen, runtime = stage.params.prepare, stage.params.runtime
         verifier = read_json(paths.IDENTITY)
-        jobs = plan_jobs(
-            read_prompts(paths.PROMPTS / "train.jsonl"),
-            read_prompts(paths.PROMPTS / "bench.jsonl"),
-            chosen,
-        )
+        picked = pick_conversations(chosen)
+        metrics: dict[str, object] = {"sources": picked.sources}
+        recorded: list[list[Sample]] = []
+        if chosen.responses == "dataset":
+            recorded, refused = dataset_samples(
+                picked.training, load_tokenizer(paths.VERIFIER), chosen.chat_template_kwargs
+            )
+            metrics |= refused
         start_server = partial(
             serve,
             model_path(paths.VERIFIER),
@@ -44,23 +46,23 @@ def main() -> None:
             startup_timeout_s=runtime.startup_timeout_s,
             label="answers",
         )
-        conversations, num_generated = asyncio.run(
+        answered, num_generated = asyncio.run(
             generate(
-                jobs,
+                plan_jobs(picked, chosen),
                 verifier,
                 ResponseCache(paths.CACHE / "responses" / "responses.jsonl"),
                 start_server,
+                chosen.chat_template_kwargs,
                 concurrency=runtime.request_concurrency,
                 timeout_s=runtime.request_timeout_s,
-                source="data/prompts",
             )
         )
         splits, counts = split_and_filter(
-            conversations, chosen.min_tokens, verifier["max_model_len"]
+            recorded + answered, chosen.min_tokens, verifier["max_model_len"]
         )
         for split, samples in splits.items():
             write_samples(paths.PREPARED / f"{split}.parquet", samples)
-        stage.write_metrics(paths.REPORTS / "prepare.json", counts)
+        stage.write_metrics(paths.REPORTS / "prepare.json", metrics | counts)
         stage.tracker.log_metrics({"num_generated": num_generated})
 
 

@@ -11,6 +11,7 @@ Run      dvc repro train
 """
 
 import shutil
+from pathlib import Path
 
 import torch
 
@@ -54,7 +55,7 @@ def main() -> None:
             paths.VERIFIER_HEAD, view.manifest["layer_ids"][:-1], d2t, t2d, chosen
         )
         best, epochs = train(model, training, heldout, chosen, checkpoints, stage.log_epoch)
-        export_head(best, paths.EAGLE3, verifier["name"], provenance | git_state(paths.ROOT))
+        export_head(best, paths.EAGLE3, verifier["name"], provenance | git_state(Path()))
         write_json(paths.REPORTS / "plots" / "train.json", curves(epochs, chosen.ttt_steps))
         stage.write_metrics(
             paths.REPORTS / "train.json",

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from specmill.params import Prepare
 from specmill.samples import Sample, make_sample
 from specmill.server import Server
 
@@ -33,12 +34,35 @@ def sample(
     )
 
 
+def prepare_section(**changes: Any) -> Prepare:
+    """A section `prepare` of two files that are not there, with some keys changed."""
+    values: dict[str, Any] = {
+        "dataset": "file:train.jsonl",
+        "bench": "file:bench.jsonl",
+        "bench_per_category": 20,
+        "max_rows": None,
+        "responses": "verifier",
+        "limit": 30,
+        "heldout": 5,
+        "max_tokens": 16,
+        "min_tokens": 2,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 0,
+        "min_p": 0.0,
+        "chat_template_kwargs": {},
+        "seed": 17,
+    }
+    return Prepare(**(values | changes))
+
+
 class FakeVllm:
     """Answers over HTTP in vLLM's format. Token ids of a text are its UTF-8 bytes.
 
-    A chat that ends with `x` is answered `re: x`. A completion of ids `[..., n]` is streamed as
-    `[n + 1, n + 2]`, then `[n + 3]`, and moves the engine's counters as 2 drafts of 3 tokens do of
-    which positions 0, 1 and 2 are accepted 2, 1 and 0 times, in 3 engine steps.
+    A chat that ends with `x` is answered `re: x`; its prompt reads `<role>content` throughout. A
+    completion of ids `[..., n]` is streamed as `[n + 1, n + 2]`, then `[n + 3]`, and moves the
+    engine's counters as 2 drafts of 3 tokens do of which positions 0, 1 and 2 are accepted 2, 1
+    and 0 times, in 3 engine steps.
     """
 
     def __init__(self) -> None:
@@ -100,7 +124,7 @@ class FakeVllm:
                 http.shutdown()
                 thread.join()
 
-    def chat(self, messages: list[dict[str, str]]) -> dict[str, Any]:
+    def chat(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """The reply to a conversation."""
         asked = messages[-1]["content"]
         if self.hold is not None:

@@ -3,7 +3,7 @@ import json
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -70,6 +70,47 @@ def test_a_chat_returns_the_ids_of_prompt_and_answer(fake: FakeVllm) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     answer = ask(fake, lambda client: client.chat(messages, {"temperature": 0.0}))
     assert answer == Answer(list(b"<user>Hi"), list(b"re: Hi"), "re: Hi", "stop")
+
+
+def test_arguments_of_tool_calls_go_out_as_json_text_and_the_messages_stay_as_they_are(
+    fake: FakeVllm,
+) -> None:
+    def called(arguments: Any) -> list[dict[str, Any]]:
+        function = {"name": "add", "arguments": arguments}
+        return [
+            {"role": "user", "content": "1+2?"},
+            {
+                "role": "assistant",
+                "content": "",
+                "reasoning_content": "hm",
+                "tool_calls": [
+                    {"id": "c1", "type": "function", "function": function},
+                    {"id": "c2", "type": "function", "function": function},
+                ],
+            },
+            {"role": "tool", "content": "3", "tool_call_id": "c1"},
+        ]
+
+    messages = called({"a": 1, "b": "zwölf"})
+    ask(fake, lambda client: client.chat(messages, {"tools": [{"type": "function"}]}))
+    assert fake.requests == [
+        {
+            "model": "verifier",
+            "messages": called('{"a": 1, "b": "zwölf"}'),
+            "return_token_ids": True,
+            "tools": [{"type": "function"}],
+        }
+    ]
+    assert messages == called({"a": 1, "b": "zwölf"})
+
+
+def test_a_chat_without_text_is_answered_with_no_text(fake: FakeVllm) -> None:
+    fake.chat = lambda messages: {  # type: ignore[method-assign]
+        "prompt_token_ids": [1],
+        "choices": [{"message": {"content": None}, "token_ids": [2], "finish_reason": "stop"}],
+    }
+    answer = ask(fake, lambda client: client.chat([{"role": "user", "content": "Hi"}], {}))
+    assert answer == Answer([1], [2], "", "stop")
 
 
 def test_requests_carry_the_key_of_the_server(fake: FakeVllm) -> None:

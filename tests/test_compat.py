@@ -1,4 +1,5 @@
 import logging
+import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -145,3 +146,34 @@ def test_losses_are_fused_on_a_gpu_except_where_they_do_not_compile(
         monkeypatch.setattr(compat, "package_version", lambda *_, v=torch_version: v)
         found[torch_version] = [compat.loss_implementation(kind) for kind in ("cuda", "cpu")]
     assert found == {"2.11.0+cu130": ["eager", "eager"], "2.13.0": ["fused", "eager"]}
+
+
+def test_an_environment_in_a_path_with_blanks_is_reached_through_one_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = tmp_path / "a path" / "with: both" / ".venv"
+    (prefix / "bin").mkdir(parents=True)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    reached = compat.environment_prefix()
+    assert not set(str(reached)) & {" ", ":"}
+    assert reached.resolve() == prefix
+    assert compat.environment_prefix() == reached
+
+
+def test_an_environment_in_a_plain_path_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", "/opt/specmill/.venv")
+    assert compat.environment_prefix() == Path("/opt/specmill/.venv")
+
+
+def test_a_temporary_folder_that_others_may_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", "/a path/.venv")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = tmp_path / f"specmill-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(ValueError, match="TMPDIR"):
+        compat.environment_prefix()

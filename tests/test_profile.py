@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from specmill.params import load_params
+from specmill.params_file import load_params
 from specmill.profile import use_profile
 
 ROOT = Path(__file__).parents[1]

@@ -1,14 +1,15 @@
-import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specmill.report import (
-    acceptance_curves,
+    acceptance_rows,
     comparison,
-    headline,
     plot_acceptance,
+    plot_speedup,
+    speedup_rows,
     summary_metrics,
 )
 
@@ -53,74 +54,88 @@ def beside(tokens_per_s: float, reference: float, *rates: float) -> dict[str, An
     return row | {f"acceptance_rate_pos_{i}": rate for i, rate in enumerate(rates)}
 
 
+def at(k: int, concurrency: int, *categories: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows over all and of maths."""
+    place = {"num_speculative_tokens": k, "concurrency": concurrency}
+    return [
+        place | {"category": category} | figures
+        for category, figures in zip(("all", "maths"), categories, strict=True)
+    ]
+
+
+def result(k: int, rows: list[list[dict[str, Any]]], **engines: dict[str, Any]) -> dict[str, Any]:
+    return {"num_speculative_tokens": k, "rows": list(chain(*rows)), "engine": engines}
+
+
 @pytest.fixture
 def results() -> dict[str, dict[str, Any]]:
+    none = [at(0, 1, alone(40.0), alone(40.0)), at(0, 8, alone(200.0), alone(200.0))]
+    nothing_drafted = {"acceptance_length": None, "acceptance_rate_pos_0": None}
+    ngram = [
+        at(3, 1, beside(44.0, 40.4) | nothing_drafted, beside(30.0, 40.0) | nothing_drafted),
+        at(3, 8, beside(180.0, 196.0, 0.5), beside(180.0, 196.0, 0.5)),
+    ]
+    eagle3 = [
+        at(1, 1, beside(48.0, 40.0, 0.4), beside(48.0, 40.0, 0.4)),
+        at(1, 8, beside(200.0, 200.0, 0.4), beside(200.0, 200.0, 0.4)),
+        at(2, 1, beside(50.0, 40.0, 0.4, 0.1), beside(60.0, 40.0, 0.5, 0.25)),
+        at(2, 8, beside(150.0, 200.0, 0.4, 0.1), beside(150.0, 200.0, 0.4, 0.1)),
+    ]
     return {
-        "none": {
-            "headline": "k0",
-            "figures": {
-                "k0": {
-                    "c1": {"all": alone(40.0), "maths": alone(40.0)},
-                    "c8": {"all": alone(200.0), "maths": alone(200.0)},
-                }
-            },
-            "engine": {"method_k0_round0": engine()},
-        },
-        "ngram": {
-            "headline": "k3",
-            "figures": {
-                "k3": {
-                    "c1": {"all": beside(44.0, 40.4), "maths": beside(30.0, 40.0)},
-                    "c8": {"all": beside(180.0, 196.0, 0.5), "maths": beside(180.0, 196.0, 0.5)},
-                }
-            },
-            "engine": {
-                "reference_k0_round0": engine(),
-                "method_k3_round0": engine(async_scheduling=False),
-            },
-        },
-        "eagle3": {
-            "headline": "k2",
-            "figures": {
-                "k2": {
-                    "c1": {
-                        "all": beside(50.0, 40.0, 0.4, 0.1),
-                        "maths": beside(60.0, 40.0, 0.5, 0.25),
-                    },
-                    "c8": {
-                        "all": beside(150.0, 200.0, 0.4, 0.1),
-                        "maths": beside(150.0, 200.0, 0.4, 0.1),
-                    },
-                },
-                "k1": {
-                    "c1": {"all": beside(48.0, 40.0, 0.4), "maths": beside(48.0, 40.0, 0.4)},
-                    "c8": {"all": beside(200.0, 200.0, 0.4), "maths": beside(200.0, 200.0, 0.4)},
-                },
-            },
-            "engine": {"reference_k0_round0": engine(), "method_k2_round0": engine()},
-        },
+        "none": result(0, none, method_k0_round0=engine()),
+        "ngram": result(
+            3,
+            ngram,
+            reference_k0_round0=engine(),
+            method_k3_round0=engine(async_scheduling=False),
+        ),
+        "eagle3": result(2, eagle3, reference_k0_round0=engine(), method_k2_round0=engine()),
     }
 
 
-def test_the_table_lists_every_row_beside_its_own_baseline(
+def table_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("| ")]
+
+
+def test_both_tables_list_every_row_beside_its_own_baseline(
     results: dict[str, dict[str, Any]],
 ) -> None:
     text = comparison(results, HARDWARE, VERIFIER)
     first, second = text.split("## 8 requests in flight")
     assert "## 1 request in flight" in first
-    rows = [line for line in first.splitlines() if line.startswith("| ")]
-    assert rows == [
+    assert table_lines(first) == [
+        "| method | K | baseline tok/s | tok/s | change | acceptance length | TTFT ms | ms/token |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| none | 0 | - | 40.0 | - | - | 50 | 25.0 |",
+        "| ngram | 3 | 40.4 | 44.0 | +9% | - | 50 | 25.0 |",
+        "| eagle3 | 1 | 40.0 | 48.0 | +20% | 1.40 | 50 | 25.0 |",
+        "| eagle3 | 2 | 40.0 | 50.0 | +25% | 1.50 | 50 | 25.0 |",
         "| prompt type | method | K | baseline tok/s | tok/s | change | acceptance length |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
-        "| **all** | ngram | 3 | 40.4 | 44.0 | +9% | - |",
         "| maths | ngram | 3 | 40.0 | 30.0 | -25% | - |",
-        "| **all** | eagle3 | 1 | 40.0 | 48.0 | +20% | 1.40 |",
         "| maths | eagle3 | 1 | 40.0 | 48.0 | +20% | 1.40 |",
-        "| **all** | eagle3 | 2 | 40.0 | 50.0 | +25% | 1.50 |",
         "| maths | eagle3 | 2 | 40.0 | 60.0 | +50% | 1.75 |",
     ]
-    assert "| **all** | ngram | 3 | 196.0 | 180.0 | -8% | 1.50 |" in second
-    assert "| **all** | eagle3 | 1 | 200.0 | 200.0 | +0% | 1.40 |" in second
+    assert "| ngram | 3 | 196.0 | 180.0 | -8% | 1.50 | 50 | 25.0 |" in second
+    assert "| eagle3 | 1 | 200.0 | 200.0 | +0% | 1.40 | 50 | 25.0 |" in second
+
+
+def test_with_several_k_one_prompt_type_lies_together(results: dict[str, dict[str, Any]]) -> None:
+    rows = results["eagle3"]["rows"]
+    rows += [row | {"category": "writing"} for row in rows if row["category"] == "maths"]
+    text = comparison({"eagle3": results["eagle3"]}, HARDWARE, VERIFIER).split("## 8")[0]
+    lines = [line.split(" | ") for line in table_lines(text) if line.startswith(("| ma", "| wr"))]
+    assert [(line[0], line[2]) for line in lines] == [
+        ("| maths", "1"),
+        ("| maths", "2"),
+        ("| writing", "1"),
+        ("| writing", "2"),
+    ]
+
+
+def test_a_time_that_was_not_measured_is_a_dash(results: dict[str, dict[str, Any]]) -> None:
+    results["none"]["rows"][0]["itl_ms"] = None
+    assert "| none | 0 | - | 40.0 | - | - | 50 | - |" in comparison(results, HARDWARE, VERIFIER)
 
 
 def test_the_drift_of_each_baseline_from_none_is_stated(
@@ -143,14 +158,15 @@ def test_without_none_no_drift_is_stated(results: dict[str, dict[str, Any]]) -> 
     del results["none"]
     text = comparison(results, HARDWARE, VERIFIER)
     assert "Drift" not in text
-    assert "| **all** | eagle3 | 2 | 40.0 | 50.0 | +25% | 1.50 |" in text
+    assert "| eagle3 | 2 | 40.0 | 50.0 | +25% | 1.50 | 50 | 25.0 |" in text
 
 
-def test_none_alone_gives_a_table_without_rows(results: dict[str, dict[str, Any]]) -> None:
+def test_none_alone_gives_one_table_with_itself(results: dict[str, dict[str, Any]]) -> None:
     text = comparison({"none": results["none"]}, HARDWARE, VERIFIER)
     assert "`none` in its own stage: 40.0 tok/s." in text
     assert "no other method" in text
-    assert not [line for line in text.splitlines() if line.startswith(("| **", "| maths"))]
+    assert "prompt type" not in text
+    assert "| none | 0 | - | 40.0 | - | - | 50 | 25.0 |" in text
 
 
 def test_uncompiled_engines_are_noted_by_method(results: dict[str, dict[str, Any]]) -> None:
@@ -164,7 +180,7 @@ def test_uncompiled_engines_are_noted_by_method(results: dict[str, dict[str, Any
 def test_reused_prompts_are_noted(results: dict[str, dict[str, Any]]) -> None:
     note = "- Some prompts were sent twice to one server: prefixes may have been cached."
     assert note not in comparison(results, HARDWARE, VERIFIER)
-    results["eagle3"]["figures"]["k1"]["c8"]["maths"]["fresh_prompts"] = False
+    results["eagle3"]["rows"][3]["fresh_prompts"] = False
     assert note in comparison(results, HARDWARE, VERIFIER)
 
 
@@ -194,101 +210,97 @@ def test_the_acceptance_length_of_ngram_is_explained_where_it_is_shown(
     assert "n-gram" not in comparison(results, HARDWARE, VERIFIER)
 
 
-def test_the_headline_is_the_first_k_measured(results: dict[str, dict[str, Any]]) -> None:
-    through_json = json.loads(json.dumps(results, sort_keys=True))  # as it comes from the disk
-    assert headline(through_json["eagle3"])["c1"]["all"]["output_tokens_per_s"] == 50.0
-    assert summary_metrics(through_json)["eagle3"]["num_speculative_tokens"] == 2
-    assert headline(results["none"]) == results["none"]["figures"]["k0"]
-
-
-def test_the_summary_holds_the_row_over_all_of_the_headline_k(
+def test_the_summary_holds_a_handful_of_figures_over_all_at_the_headline_k(
     results: dict[str, dict[str, Any]],
 ) -> None:
-    rows = summary_metrics(results)
-    assert rows["eagle3"] == {
-        "num_speculative_tokens": 2,
-        "c1": {
-            "output_tokens_per_s": 50.0,
-            "speedup": 1.25,
-            "acceptance_length": 1.5,
-            "tokens_per_engine_step": 1.0,
-            "ttft_ms": 50.0,
-            "itl_ms": 25.0,
-            "identical_outputs": 0.75,
+    assert summary_metrics(results) == {
+        "none": {"c1": {"output_tokens_per_s": 40.0}, "c8": {"output_tokens_per_s": 200.0}},
+        "ngram": {
+            "num_speculative_tokens": 3,
+            "c1": {"output_tokens_per_s": 44.0, "speedup": 44.0 / 40.4},
+            "c8": {
+                "output_tokens_per_s": 180.0,
+                "speedup": 180.0 / 196.0,
+                "acceptance_length": 1.5,
+            },
         },
-        "c8": {
-            "output_tokens_per_s": 150.0,
-            "speedup": 0.75,
-            "acceptance_length": 1.5,
-            "tokens_per_engine_step": 1.0,
-            "ttft_ms": 50.0,
-            "itl_ms": 25.0,
-            "identical_outputs": 0.75,
+        "eagle3": {
+            "num_speculative_tokens": 2,
+            "c1": {"output_tokens_per_s": 50.0, "speedup": 1.25, "acceptance_length": 1.5},
+            "c8": {"output_tokens_per_s": 150.0, "speedup": 0.75, "acceptance_length": 1.5},
         },
     }
-    assert rows["none"]["num_speculative_tokens"] == 0
-    assert "speedup" not in rows["none"]["c1"]
-    assert "acceptance_length" not in rows["ngram"]["c1"]
 
 
-def test_curves_are_of_the_first_concurrency_and_leave_out_what_drafted_nothing(
+def test_acceptance_rows_are_of_the_headline_k_and_leave_out_what_drafted_nothing(
     results: dict[str, dict[str, Any]],
 ) -> None:
-    assert acceptance_curves(results) == (
-        {
-            "eagle3": [
-                {"position": 0, "acceptance_rate": 0.4},
-                {"position": 1, "acceptance_rate": 0.1},
-            ]
-        },
-        "c1",
-    )
+    names = ("method", "num_speculative_tokens", "concurrency", "position", "acceptance_rate")
+    assert [tuple(row[name] for name in names) for row in acceptance_rows(results)] == [
+        ("ngram", 3, 8, 0, 0.5),
+        ("eagle3", 2, 1, 0, 0.4),
+        ("eagle3", 2, 1, 1, 0.1),
+        ("eagle3", 2, 8, 0, 0.4),
+        ("eagle3", 2, 8, 1, 0.1),
+    ]
 
 
-def test_curves_are_in_the_order_of_positions_beyond_nine(
+def test_acceptance_rows_are_in_the_order_of_positions_beyond_nine(
     results: dict[str, dict[str, Any]],
 ) -> None:
     rates = [(12 - position) / 100 for position in range(12)]
     row = beside(50.0, 40.0, *rates)
-    results["eagle3"]["figures"]["k2"]["c1"]["all"] = dict(sorted(row.items()))
-    curve = acceptance_curves(results)[0]["eagle3"]
-    assert [point["position"] for point in curve] == list(range(12))
-    assert [point["acceptance_rate"] for point in curve] == rates
+    rows = at(12, 1, dict(sorted(row.items())), row)
+    found = acceptance_rows({"eagle3": {"num_speculative_tokens": 12, "rows": rows}})
+    assert [point["position"] for point in found] == list(range(12))
+    assert [point["acceptance_rate"] for point in found] == rates
 
 
-def test_equal_curves_give_equal_bytes_and_other_curves_give_others(tmp_path: Path) -> None:
-    curves = {
-        "eagle3": [
-            {"position": 0, "acceptance_rate": 0.4},
-            {"position": 1, "acceptance_rate": 0.1},
-        ]
-    }
-    other = {"eagle3": [{"position": 0, "acceptance_rate": 0.4}]}
-    for name, drawn in (("a", curves), ("b", curves), ("c", other)):
-        plot_acceptance(drawn, "c1", tmp_path / f"{name}.svg")
-    first, second, third = ((tmp_path / f"{name}.svg").read_bytes() for name in "abc")
-    assert first == second
-    assert first != third
-    assert b"<svg" in first
-
-
-def test_concurrencies_and_k_are_listed_by_number_and_not_as_text(
+def test_speedup_rows_are_of_every_speculating_method_concurrency_and_prompt_type(
     results: dict[str, dict[str, Any]],
 ) -> None:
-    for result in results.values():
-        for by_concurrency in result["figures"].values():
-            by_concurrency["c16"] = by_concurrency["c8"]
-    results["eagle3"]["figures"]["k16"] = results["eagle3"]["figures"]["k1"]
-    text = comparison(json.loads(json.dumps(results, sort_keys=True)), HARDWARE, VERIFIER)
-    headings = [line for line in text.splitlines() if line.startswith("## ")]
-    assert [heading.split()[1] for heading in headings] == ["1", "8", "16"]
-    rows = [line.split("|")[3].strip() for line in text.splitlines() if "| eagle3 |" in line]
-    assert rows[:6] == ["1", "1", "2", "2", "16", "16"]
+    names = ("method", "num_speculative_tokens", "concurrency", "category", "speedup")
+    assert [tuple(row[name] for name in names) for row in speedup_rows(results)] == [
+        ("ngram", 3, 1, "all", 44.0 / 40.4),
+        ("ngram", 3, 1, "maths", 0.75),
+        ("ngram", 3, 8, "all", 180.0 / 196.0),
+        ("ngram", 3, 8, "maths", 180.0 / 196.0),
+        ("eagle3", 2, 1, "all", 1.25),
+        ("eagle3", 2, 1, "maths", 1.5),
+        ("eagle3", 2, 8, "all", 0.75),
+        ("eagle3", 2, 8, "maths", 0.75),
+    ]
+
+
+def test_without_a_speculating_method_the_plots_have_one_row_without_a_value(
+    results: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    none = {"none": results["none"]}
+    place = {"method": "none", "num_speculative_tokens": 0, "concurrency": 1}
+    assert acceptance_rows(none) == [place | {"position": 0, "acceptance_rate": None}]
+    assert speedup_rows(none) == [place | {"category": "all", "speedup": None}]
+    plot_acceptance(acceptance_rows(none), tmp_path / "acceptance.svg")
+    plot_speedup(speedup_rows(none), tmp_path / "speedup.svg")
+
+
+def test_equal_rows_give_equal_bytes_and_other_rows_give_others(
+    results: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    for plot, rows in (
+        (plot_acceptance, acceptance_rows(results)),
+        (plot_speedup, speedup_rows(results)),
+    ):
+        for name, drawn in (("a", rows), ("b", rows), ("c", rows[:-1])):
+            plot(drawn, tmp_path / f"{name}.svg")
+        first, second, third = ((tmp_path / f"{name}.svg").read_bytes() for name in "abc")
+        assert first == second
+        assert first != third
+        assert b"<svg" in first
 
 
 def test_a_stage_that_went_on_after_an_interruption_is_named(
     results: dict[str, dict[str, Any]],
 ) -> None:
     assert "interrupted" not in comparison(results, HARDWARE, VERIFIER)
-    results["ngram"]["figures"]["k3"]["c1"]["all"]["one_execution"] = False
+    results["ngram"]["rows"][0]["one_execution"] = False
     assert "- ngram: the stage was interrupted" in comparison(results, HARDWARE, VERIFIER)

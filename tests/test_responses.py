@@ -113,6 +113,12 @@ def test_a_whole_last_line_without_its_newline_is_kept(tmp_path: Path) -> None:
         ("sampling", "top_p", 0.8),
         ("sampling", "seed", 6),
         ("sampling", "max_tokens", 17),
+        ("sampling", "top_k", 20),
+        ("sampling", "min_p", 0.1),
+        ("sampling", "tools", [{"type": "function", "function": {"name": "clock"}}]),
+        ("sampling", "chat_template_kwargs", {"enable_thinking": False}),
+        ("messages", "tool_calls", [{"function": {"name": "clock", "arguments": {}}}]),
+        ("messages", "reasoning_content", "hm"),
     ],
 )
 def test_the_key_changes_with_everything_that_shapes_an_answer(

@@ -21,6 +21,13 @@ port, behaviour, *flags = sys.argv[1:]
 print("flags", json.dumps(flags))
 print("key", os.environ["VLLM_API_KEY"])
 print("command", open("/proc/self/cmdline").read().replace("\\0", " "), flush=True)
+if behaviour == "port taken" and not os.path.exists("tried"):
+    open("tried", "w").close()
+    print("[Errno 98] error while attempting to bind: address already in use", flush=True)
+    sys.exit(1)
+if behaviour == "port always taken":
+    print("[Errno 98] error while attempting to bind: address already in use", flush=True)
+    sys.exit(1)
 if behaviour == "dies":
     print("CUDA out of memory, or so", flush=True)
     sys.exit(3)
@@ -208,6 +215,8 @@ def test_a_bench_server_has_the_flags_every_method_shares_and_its_speculation(
         extract_batch=1,
         startup_timeout_s=30,
         request_timeout_s=30,
+        tracking_uri=None,
+        register_head=None,
     )
     verifier = {"max_model_len": 64}
     start = server_starter("ngram", Path("m"), verifier, bench, runtime, tmp_path / "logs")
@@ -227,3 +236,21 @@ def test_a_bench_server_has_the_flags_every_method_shares_and_its_speculation(
         "bench-ngram-method-k3-round1.log",
         "bench-ngram-reference-k0-round0.log",
     ]
+
+
+def test_a_port_that_was_taken_meanwhile_is_replaced_by_another(
+    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fakes.behave("port taken")
+    with fakes.serve() as server:
+        assert server.url.startswith("http://127.0.0.1:")
+    assert len(fakes.started) == 2
+    assert not any(is_running(pid) for pid in fakes.started)
+
+
+def test_ports_that_are_always_taken_end_with_the_servers_own_words(fakes: Fakes) -> None:
+    fakes.behave("port always taken")
+    with pytest.raises(RuntimeError, match="address already in use"), fakes.serve():
+        pass
+    assert len(fakes.started) == 3

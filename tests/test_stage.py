@@ -76,7 +76,8 @@ with open_stage("vocab", ["vocab"]):
         out, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert out == ""
-    assert "vocab: params.yaml is not valid:\n  extra: Extra inputs" in errors
+    assert "vocab: params.yaml is not valid" in errors
+    assert "  extra: there is no such key" in errors
     assert "Traceback" not in errors
 
 
@@ -166,3 +167,20 @@ def test_a_section_is_logged_as_the_file_says_it(folder: Path) -> None:
         Stage(opened.name, opened.params, noted).log_section("vocab")  # type: ignore[arg-type]
         size = opened.params.vocab.draft_vocab_size
     assert noted.told == [("params", {"vocab": {"draft_vocab_size": size}})]
+
+
+@pytest.mark.parametrize(
+    ("error", "way_out"),
+    [
+        (PermissionError(13, "Permission denied", "data/vocab"), "make it writable"),
+        (OSError(28, "No space left on device", "data/vocab"), "free some disk space"),
+    ],
+)
+def test_errors_of_the_operating_system_name_the_file_and_the_way_out(
+    folder: Path, error: OSError, way_out: str
+) -> None:
+    with (
+        pytest.raises(SystemExit, match=f"vocab: .*data/vocab.*{way_out}"),
+        open_stage("vocab", []),
+    ):
+        raise error

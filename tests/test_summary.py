@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from specmill.summary import summarise
+from specmill.summary import by_name, headline_k, summarise, without_empty_lists
 
 
 def request(key: str, output: list[int], sent: float, *chunks: tuple[float, int]) -> dict[str, Any]:
@@ -87,11 +87,9 @@ METHOD = run(
 
 @pytest.fixture
 def summary() -> dict[str, Any]:
-    found = summarise([copy.deepcopy(REFERENCE), copy.deepcopy(METHOD)])
-    assert list(found) == ["k2"]
-    assert list(found["k2"]) == ["c1"]
-    rows: dict[str, Any] = found["k2"]["c1"]
-    return rows
+    rows = summarise([copy.deepcopy(REFERENCE), copy.deepcopy(METHOD)])
+    assert {(row["num_speculative_tokens"], row["concurrency"]) for row in rows} == {(2, 1)}
+    return {row["category"]: row for row in rows}
 
 
 def test_rows_are_all_and_then_the_categories_in_their_order(summary: dict[str, Any]) -> None:
@@ -139,7 +137,7 @@ def test_itl_is_time_per_token_after_the_first_chunk_and_not_per_chunk(
 
 def test_a_cell_of_single_chunks_has_no_itl() -> None:
     method = run("method", None, cell("coding", 1, 1.0, {}, request("a", [1, 2], 0, (0.5, 2))))
-    assert "itl_ms" not in summarise([method])["k0"]["c1"]["all"]
+    assert summarise([method])[0]["itl_ms"] is None
 
 
 def test_identical_outputs_are_the_share_of_requests_equal_to_the_reference(
@@ -172,14 +170,13 @@ def test_an_engine_that_counts_no_steps_has_no_tokens_per_step() -> None:
     method = copy.deepcopy(METHOD)
     for one in method["cells"]:
         del one["counters"]["engine_steps"]
-    assert "tokens_per_engine_step" not in summarise([method])["k2"]["c1"]["all"]
+    assert "tokens_per_engine_step" not in summarise([method])[0]
 
 
 def test_without_speculation_there_is_neither_reference_nor_acceptance() -> None:
     alone = copy.deepcopy(REFERENCE) | {"role": "method"}
-    found = summarise([alone])
-    assert list(found) == ["k0"]
-    row = found["k0"]["c1"]["all"]
+    row = summarise([alone])[0]
+    assert (row["num_speculative_tokens"], row["category"]) == (0, "all")
     assert row["output_tokens_per_s"] == 2.6667
     assert not {"speedup", "identical_outputs", "acceptance_length", "num_drafts"} & set(row)
 
@@ -188,7 +185,7 @@ def test_a_method_that_drafted_nothing_has_no_acceptance_length() -> None:
     method = copy.deepcopy(METHOD)
     for one in method["cells"]:
         one["counters"] = drafted(0, 0, 0)
-    row = summarise([copy.deepcopy(REFERENCE), method])["k2"]["c1"]["all"]
+    row = summarise([copy.deepcopy(REFERENCE), method])[0]
     assert row["num_drafts"] == 0
     assert "acceptance_length" not in row
     assert "acceptance_rate_pos_0" not in row
@@ -199,21 +196,54 @@ def test_concurrencies_and_values_of_k_are_kept_apart() -> None:
     slow = cell("coding", 8, 8.0, drafted(1, 1), request("z", [1] * 8, 0, (1.0, 1), (2.0, 7)))
     fast = cell("coding", 1, 1.0, drafted(1, 0), request("y", [1] * 5, 0, (1.0, 1), (2.0, 4)))
     more = cell("coding", 1, 1.0, drafted(1, 1, 1), request("y", [1] * 9, 0, (1.0, 9)))
-    found = summarise([run("method", 1, fast, slow), run("method", 2, more)])
-    assert list(found) == ["k1", "k2"]
-    assert list(found["k1"]) == ["c1", "c8"]
-    assert found["k1"]["c1"]["all"]["output_tokens_per_s"] == 5.0
-    assert found["k1"]["c8"]["all"]["output_tokens_per_s"] == 1.0
-    assert found["k2"]["c1"]["all"]["output_tokens_per_s"] == 9.0
-    assert found["k1"]["c1"]["all"]["acceptance_length"] == 1.0
-    assert found["k1"]["c8"]["all"]["acceptance_length"] == 2.0
+    rows = summarise([run("method", 2, more), run("method", 1, slow, fast)])
+    shown = ("num_speculative_tokens", "concurrency", "category")
+    figures = ("output_tokens_per_s", "acceptance_length")
+    assert [tuple(row[name] for name in shown + figures) for row in rows] == [
+        (1, 1, "all", 5.0, 1.0),
+        (1, 1, "coding", 5.0, 1.0),
+        (1, 8, "all", 1.0, 2.0),
+        (1, 8, "coding", 1.0, 2.0),
+        (2, 1, "all", 9.0, 3.0),
+        (2, 1, "coding", 9.0, 3.0),
+    ]
+
+
+def test_every_row_has_the_same_fields_and_none_where_nothing_was_measured() -> None:
+    silent = cell("coding", 1, 1.0, drafted(0, 0), request("y", [1] * 5, 0, (1.0, 1), (2.0, 4)))
+    more = cell("coding", 1, 1.0, drafted(1, 1, 1), request("y", [1] * 9, 0, (1.0, 9)))
+    rows = summarise([run("method", 1, silent), run("method", 2, more)])
+    assert {tuple(row) for row in rows} == {tuple(rows[0])}
+    assert [row["acceptance_length"] for row in rows] == [None, None, 3.0, 3.0]
+    assert [row["acceptance_rate_pos_1"] for row in rows] == [None, None, 1.0, 1.0]
+
+
+def test_the_headline_is_the_first_k_measured() -> None:
+    assert headline_k([REFERENCE, run("method", 3), run("method", 1)]) == 3
+    assert headline_k([run("method", None)]) == 0
+
+
+def test_by_name_holds_the_figures_of_one_k_only() -> None:
+    place = {"num_speculative_tokens": 2, "concurrency": 8, "category": "all"}
+    rows = [place | {"ttft_ms": 5.0}, place | {"num_speculative_tokens": 1, "ttft_ms": 4.0}]
+    assert by_name(rows, 2) == {"c8": {"all": {"ttft_ms": 5.0}}}
+
+
+def test_an_empty_list_becomes_none_at_any_depth() -> None:
+    tree = {"a": {"warnings": [], "cores": [0, 1]}, "b": [], "c": False}
+    assert without_empty_lists(tree) == {
+        "a": {"warnings": None, "cores": [0, 1]},
+        "b": None,
+        "c": False,
+    }
 
 
 def test_two_rounds_are_summed_and_compared_with_both_references() -> None:
     records = [copy.deepcopy(record) for record in (REFERENCE, METHOD, METHOD, REFERENCE)]
     records[2]["round"] = records[3]["round"] = 1
     records[2]["cells"][0]["wall_s"] = 3.0
-    row = summarise(records)["k2"]["c1"]["coding"]
+    row = summarise(records)[1]
+    assert row["category"] == "coding"
     assert row["num_requests"] == 2
     assert row["output_tokens_per_s"] == 2.0  # 8 tokens in 1 + 3 s
     assert row["reference_tokens_per_s"] == 2.0  # 8 tokens in 2 + 2 s
@@ -223,8 +253,7 @@ def test_two_rounds_are_summed_and_compared_with_both_references() -> None:
 def test_one_reused_prompt_marks_its_category_and_the_row_over_all() -> None:
     method = copy.deepcopy(METHOD)
     method["cells"][1]["fresh_prompts"] = False
-    rows = summarise([method])["k2"]["c1"]
-    assert {name: row["fresh_prompts"] for name, row in rows.items()} == {
+    assert {row["category"]: row["fresh_prompts"] for row in summarise([method])} == {
         "all": False,
         "coding": True,
         "maths": False,
@@ -233,10 +262,9 @@ def test_one_reused_prompt_marks_its_category_and_the_row_over_all() -> None:
 
 def test_cells_of_two_executions_are_marked_and_so_is_a_reference_of_an_earlier_one() -> None:
     method = copy.deepcopy(METHOD)
-    assert summarise([method])["k2"]["c1"]["all"]["one_execution"]
+    assert summarise([method])[0]["one_execution"]
     method["cells"][1]["execution"] = "later"
-    rows = summarise([method])["k2"]["c1"]
-    assert {name: row["one_execution"] for name, row in rows.items()} == {
+    assert {row["category"]: row["one_execution"] for row in summarise([method])} == {
         "all": False,
         "coding": True,
         "maths": True,

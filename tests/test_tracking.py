@@ -1,24 +1,30 @@
 import multiprocessing
 import os
 import sqlite3
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specmill.liveness import HOST, PROCESS, is_dead, process_tags
 from specmill.tracking import git_state, numbers, open_store, track
+from tests.workspace import ROOT
 
 NUM_PROCESSES = 6
 
 
 @pytest.fixture(autouse=True)
 def _own_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No store from outside; MLflow itself sets the variable when it is pointed at one."""
-    for name in ("MLFLOW_TRACKING_URI", "DVC_EXP_NAME", "DVC_EXP_BASELINE_REV"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
+    """No store and no experiment from outside."""
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("DVC_EXP_NAME", "DVC_EXP_BASELINE_REV"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def run_stage(root: Path, barrier: Barrier, number: int) -> None:
@@ -86,7 +92,9 @@ def test_six_processes_that_meet_a_new_database_at_once_all_finish(root: Path) -
         f"stage{number}" for number in range(NUM_PROCESSES)
     ]
     assert {status for _, status in found} == {"FINISHED"}
-    assert rows(root, "select count(*) from experiments where name = 'specmill'") == [(1,)]
+    assert rows(root, "select count(*) from experiments where name = 'specmill-executions'") == [
+        (1,)
+    ]
 
 
 def test_every_process_left_its_own_parameters_and_metrics(root: Path) -> None:
@@ -102,13 +110,19 @@ def test_every_process_left_its_own_parameters_and_metrics(root: Path) -> None:
 
 
 def test_the_database_reopens_and_keeps_its_experiment(root: Path) -> None:
-    ((identifier,),) = rows(root, "select experiment_id from experiments where name = 'specmill'")
-    assert open_store(root) == str(identifier)
-    assert rows(root, "select count(*) from experiments where name = 'specmill'") == [(1,)]
+    ((identifier,),) = rows(
+        root, "select experiment_id from experiments where name = 'specmill-executions'"
+    )
+    assert open_store(root, suffix="-executions").experiment_id == str(identifier)
+    assert rows(root, "select count(*) from experiments where name = 'specmill-executions'") == [
+        (1,)
+    ]
 
 
 def test_artifacts_lie_under_the_root(root: Path, tmp_path: Path) -> None:
-    ((place,),) = rows(root, "select artifact_location from experiments where name = 'specmill'")
+    ((place,),) = rows(
+        root, "select artifact_location from experiments where name = 'specmill-executions'"
+    )
     assert place == (root / "mlartifacts").as_uri()
     (tmp_path / "table.md").write_text("words")
     with track(root, "artifact", {}) as tracker:
@@ -186,18 +200,6 @@ def test_a_store_that_cannot_be_opened_does_not_fail_the_stage(
     assert "the stage goes on without" in caplog.text
 
 
-def test_a_damaged_database_does_not_fail_the_stage_and_is_left_as_it_is(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "mlflow.db").write_bytes(b"not a database at all" * 100)
-    done = []
-    with track(tmp_path, "stage", {}):
-        done.append("work")
-    assert done == ["work"]
-    assert "file is not a database" in caplog.text
-    assert (tmp_path / "mlflow.db").read_bytes() == b"not a database at all" * 100
-
-
 def test_a_lock_that_cannot_be_taken_does_not_fail_the_stage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -248,6 +250,164 @@ def test_an_error_of_the_stage_is_raised_when_the_store_is_broken_too(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://nowhere")
     with pytest.raises(OSError, match="disk full"), track(tmp_path, "stage", {}):
         raise OSError("disk full")
+
+
+def test_the_environment_names_the_experiments(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+    open_store(root)
+    with track(root, "named", {}):
+        pass
+    found = rows(root, "select name from experiments where name like 'mine%'")
+    assert sorted(found) == [("mine",), ("mine-executions",)]
+
+
+def missing_folder(tmp_path: Path) -> None:
+    (tmp_path / "store").rmdir()
+
+
+def a_folder(tmp_path: Path) -> None:
+    (tmp_path / "store" / "mlflow.db").mkdir()
+
+
+def garbage(tmp_path: Path) -> None:
+    (tmp_path / "store" / "mlflow.db").write_bytes(b"not a database at all" * 100)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (missing_folder, "unable to open database file"),
+        (a_folder, "unable to open database file"),
+        (garbage, "file is not a database"),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_one_quick_warning(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    spoil: Callable[[Path], None],
+    reason: str,
+) -> None:
+    (tmp_path / "store").mkdir()
+    spoil(tmp_path)
+    began = time.monotonic()
+    done = []
+    with track(tmp_path, "stage", {"a": 1}, f"sqlite:///{tmp_path}/store/mlflow.db") as tracker:
+        tracker.log_metrics({"loss": 1.0})
+        done.append("work")
+    assert time.monotonic() - began < 10
+    assert done == ["work"]
+    assert [reason in record.message for record in caplog.records] == [True]
+    if spoil is garbage:
+        content = (tmp_path / "store" / "mlflow.db").read_bytes()
+        assert content == b"not a database at all" * 100
+
+
+DYING = """
+import sys, time
+from pathlib import Path
+from specmill.tracking import track
+
+with track(Path.cwd(), sys.argv[1], {"a": 1}) as tracker:
+    assert tracker._watcher is not None
+    print(tracker._watcher.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_stage_that_is_killed_outright_does_not_stay_running(root: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", DYING, "shot"],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    watcher = int(process.stdout.readline())
+    assert status_of(root, "shot") == ["RUNNING"]
+    assert os.getsid(watcher) == watcher != os.getsid(process.pid)
+    process.kill()
+    # the output ends with the stage: DVC reads it to the end
+    assert process.stdout.read() == ""
+    process.wait()
+    process.stdout.close()
+    deadline = time.monotonic() + 60
+    while status_of(root, "shot") == ["RUNNING"] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert status_of(root, "shot") == ["KILLED"]
+
+
+def test_the_watcher_ends_with_the_stage(root: Path) -> None:
+    with track(root, "watched", {}) as tracker:
+        watcher = tracker._watcher
+        assert watcher is not None
+        assert watcher.poll() is None
+        began = time.monotonic()
+    assert watcher.returncode is not None
+    assert time.monotonic() - began < 1
+
+
+def test_the_next_opening_reaps_runs_of_dead_processes_of_this_host_only(root: Path) -> None:
+    store = open_store(root)
+    mine = process_tags()
+    gone = subprocess.Popen(["true"])
+    pid, started, boot, namespace = mine[PROCESS].split()
+    gone.wait()
+    tags = {
+        "live": mine,
+        "gone": mine | {PROCESS: f"{gone.pid} {started} {boot} {namespace}"},
+        "pid used again": mine | {PROCESS: f"{pid} 1 {boot} {namespace}"},
+        "before a reboot": mine | {PROCESS: f"{pid} {started} other-boot {namespace}"},
+        "another container": mine | {PROCESS: f"{gone.pid} 1 {boot} pid:[1]"},
+        "another host": {HOST: "elsewhere", PROCESS: f"{gone.pid} 1 {boot} {namespace}"},
+        "untagged": {},
+    }
+    for name, own in tags.items():
+        store.client.create_run(store.experiment_id, tags=own, run_name=name)
+    ended = store.client.create_run(store.experiment_id, tags=tags["gone"], run_name="ended")
+    store.client.set_terminated(ended.info.run_id, "FINISHED")
+    open_store(root)
+    names = (*tags, "ended")
+    assert dict(rows(root, f"select name, status from runs where name in {names}")) == {
+        "live": "RUNNING",
+        "gone": "KILLED",
+        "pid used again": "KILLED",
+        "before a reboot": "KILLED",
+        "another container": "RUNNING",
+        "another host": "RUNNING",
+        "untagged": "RUNNING",
+        "ended": "FINISHED",
+    }
+
+
+def test_a_process_that_ended_and_was_not_waited_for_is_dead() -> None:
+    _, _, boot, namespace = process_tags()[PROCESS].split()
+    zombie = subprocess.Popen(["sleep", "600"])
+    started = Path(f"/proc/{zombie.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    process = f"{zombie.pid} {started} {boot} {namespace}"
+    assert not is_dead(process)
+    zombie.kill()
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    assert is_dead(process)
+    zombie.wait()
+
+
+def test_a_repository_is_dirty_by_what_a_user_changes_not_by_results(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        who = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True)
+
+    (tmp_path / "reports").mkdir()
+    for name in ("params.yaml", "dvc.lock", "reports/train.json"):
+        (tmp_path / name).write_text("1")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "start")
+    for name in ("dvc.lock", "reports/train.json", "reports/vocab.json"):
+        (tmp_path / name).write_text("2")
+    assert git_state(tmp_path)["git.dirty"] == "false"
+    (tmp_path / "params.yaml").write_text("2")
+    assert git_state(tmp_path)["git.dirty"] == "true"
 
 
 def test_outside_a_repository_there_is_no_git_state(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
-from specmill.verifier import identify, model_path, obtain, write_head_slice
+from specmill.verifier import check_source, identify, model_path, obtain, write_head_slice
 
 VOCAB_SIZE, HIDDEN_SIZE = 12, 4
 
@@ -190,3 +190,13 @@ def test_a_hub_model_that_cannot_be_had_is_named_with_its_revision(tmp_path: Pat
     done = obtain_offline(cache, "hub:someone/other-model", "v2", tmp_path)
     assert done.returncode != 0
     assert "hub:someone/other-model at revision v2 cannot be had" in done.stderr
+
+
+def test_a_source_that_is_missing_is_found_without_touching_anything(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"verifier\.source is folder:.*config\.json"):
+        check_source(f"folder:{tmp_path / 'nowhere'}")
+    with pytest.raises(ValueError, match=r"verifier\.source is wheel:pyyaml.*0 GGUF files"):
+        check_source("wheel:pyyaml")
+    check_source(f"folder:{make_model(tmp_path / 'model')}")
+    check_source("hub:nobody/nothing")  # whether it is there only the network can tell
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]

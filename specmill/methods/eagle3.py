@@ -19,9 +19,11 @@ def speculative_config(k: int, _spec: Spec, head: Path, verifier: dict[str, Any]
     """vLLM's `eagle3` with K draft tokens.
 
     Raises:
-        ValueError: when the head does not fit the verifier or its own provenance.
+        ValueError: when the head does not fit the verifier or its own provenance, or when K is more
+            than it was trained to draft.
     """
     check_head(head, verifier)
+    check_k(k, head)
     return {"method": "eagle3", "model": str(head.absolute()), "num_speculative_tokens": k}
 
 
@@ -46,3 +48,21 @@ def check_head(head: Path, verifier: dict[str, Any]) -> None:
     check_tables(d2t, t2d, size, verifier["vocab_size"])
     if tables_digest(d2t, t2d) != provenance["vocabulary"]:
         raise ValueError(f"{head}: the vocabulary in the weights is not the one it trained with")
+
+
+def check_k(k: int, head: Path) -> None:
+    """Refuse more draft tokens than the head proposes.
+
+    A speculators checkpoint says how many it was unrolled for in training; beyond that its inputs
+    are ones it has never seen.
+
+    Raises:
+        ValueError: naming both numbers.
+    """
+    methods = read_json(head / "config.json")["speculators_config"]["proposal_methods"]
+    allowed = max(method["speculative_tokens"] for method in methods)
+    if k > allowed:
+        raise ValueError(
+            f"spec.tokens or spec.sweep asks for {k} draft tokens, but {head} drafts at most "
+            f"{allowed}; lower it or train with more train.ttt_steps"
+        )

