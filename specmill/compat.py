@@ -83,7 +83,7 @@ def server_command(model: Path, port: int, arguments: list[str]) -> list[str]:
     "vllm" and fails under the CPU build.
     """
     return [
-        str(environment_prefix() / Path(sys.executable).relative_to(sys.prefix)),
+        _interpreter(),
         "-m",
         "vllm.entrypoints.openai.api_server",
         *("--model", str(model)),
@@ -155,6 +155,14 @@ def environment_prefix() -> Path:
 
 
 _UNUSABLE = {" ", ":"}
+
+
+def _interpreter() -> str:
+    """This Python, under the environment's path that engines can use."""
+    prefix = environment_prefix()
+    if prefix == Path(sys.prefix):
+        return sys.executable
+    return str(prefix / Path(sys.executable).relative_to(sys.prefix))
 
 
 def engine_arguments(machine: str, gpu_memory_utilization: float) -> list[str]:

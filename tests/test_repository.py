@@ -181,6 +181,7 @@ LINKED_HOSTS = {
     "github.com",
     "vega.github.io",
     "www.apache.org",
+    "www.w3.org",  # the name space of SVG
 }
 
 
