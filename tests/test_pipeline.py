@@ -274,7 +274,7 @@ def test_mlflow_compares_every_row_of_the_result_under_one_parent(folder: Path) 
 
 def test_a_prepared_sample_can_be_looked_at(pipeline: Workspace) -> None:
     shown = pipeline.run("python", "-m", "specmill.samples", "show", "0").stdout
-    answer = shown.partition(">>>")[2].partition("<<<")[0]
+    answer = shown.partition("\n\n")[2].partition(">>>")[2].partition("<<<")[0]
     (first, *_) = read_samples(pipeline.folder / "data/prepared/train.parquet")
     assert answer.removesuffix("<|im_end|>") == first.text
 
