@@ -9,7 +9,6 @@ ratios are to that reference. Finished cells are kept until the stage ends well.
 import asyncio
 import json
 import secrets
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from tqdm import tqdm
 from specmill import compat
 from specmill.acceptance import subtract
 from specmill.client import Client, TimedAnswer, run_closed_loop
-from specmill.files import digest, locked, read_json, write_json
+from specmill.files import digest, read_json, write_json
 from specmill.params import Bench, Runtime
 from specmill.samples import Sample
 from specmill.server import Server, serve
@@ -99,11 +98,6 @@ def check_room(cells: list[Cell], max_tokens: int, max_model_len: int) -> None:
             f"bench.max_tokens is {max_tokens} and the longest bench prompt has {longest} tokens, "
             f"more than verifier.max_model_len ({max_model_len}) holds"
         )
-
-
-def machine_lock() -> AbstractContextManager[None]:
-    """Hold the machine: two measurements at once would measure each other."""
-    return locked(Path(tempfile.gettempdir()) / "specmill-measuring.lock")
 
 
 class CellCache:

@@ -103,7 +103,17 @@ def from_row(row: Any, default_category: str, source: str) -> Conversation:
         category = default_category
     if not isinstance(category, str) or category.strip() in ("", ALL):
         raise ValueError(f"category must be text other than {ALL!r} (the sum of all)")
+    if set(category) & {"|", "\n", "\r"}:
+        raise ValueError(f"category {category!r} must be one line without |: it is a row of tables")
+    _check_unicode(row)
     return Conversation(category, tuple(_exchanges(row)), _tools(row.get("tools")), source)
+
+
+def _check_unicode(row: dict[str, Any]) -> None:
+    try:
+        json.dumps(row, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"its text has half a character (a lone surrogate): {error}") from None
 
 
 def _exchanges(row: dict[str, Any]) -> list[Exchange]:

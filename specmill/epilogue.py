@@ -3,6 +3,7 @@
 Run      python -m specmill.epilogue
 """
 
+import argparse
 import sys
 
 from specmill import paths
@@ -22,6 +23,10 @@ Then, say:       dvc exp run -S spec.tokens=2
 
 def main() -> None:
     """Print the table and the places."""
+    argparse.ArgumentParser(
+        prog="python -m specmill.epilogue",
+        description="Print reports/comparison.md and where everything is.",
+    ).parse_args()
     table = (paths.REPORTS / "comparison.md").read_text()
     sys.stdout.write(f"\n{table}\n{WHERE.lstrip()}")
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,19 +43,25 @@ def read_json(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path` (created if need be); waits for another holder to end."""
+def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
+    """Hold a lock on `path` (created if need be), alone or shared; waits for holders to end."""
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             logger.warning("another process holds %s; waiting for it to end", path)
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            fcntl.flock(handle, kind)
         yield
     finally:
         os.close(handle)
+
+
+def machine_lock(*, alone: bool) -> contextlib.AbstractContextManager[None]:
+    """Hold the machine: a measurement has it alone, other work shares it."""
+    return locked(Path(tempfile.gettempdir()) / "specmill-measuring.lock", shared=not alone)
 
 
 def digest(value: Any) -> str:

@@ -73,10 +73,13 @@ async def generate(
                 try:
                     answer = await client.chat(messages, request)
                 except RuntimeError as error:
+                    way_out = (
+                        ". A conversation must fit verifier.max_model_len "
+                        f"({verifier['max_model_len']}) with its answers (prepare.max_tokens)"
+                    )
                     raise RuntimeError(
                         f"{split} prompt {conversation.said[0][:60]!r} ({conversation.category}), "
-                        f"turn {turn + 1}: {error}. A conversation must fit verifier.max_model_len "
-                        f"({verifier['max_model_len']}) with its answers (prepare.max_tokens)"
+                        f"turn {turn + 1}: {error}{way_out if 'context' in str(error) else ''}"
                     ) from None
                 cache.add(key, answer)
                 generated += 1

@@ -42,6 +42,10 @@ KNOWN_PROMPTS = {
 """Well-known prompt sets and the package that carries each (docs/own-dataset.md)."""
 
 
+RENDERING = {"add_generation_prompt", "chat_template", "continue_final_message", "tokenize"}
+"""Arguments of apply_chat_template that are decided here or would replace the template."""
+
+
 class Dataset(Section):
     """One source of conversations."""
 
@@ -53,9 +57,9 @@ class Dataset(Section):
     """Split of a Hub dataset, folder or saved dataset."""
     revision: str | None = None
     """Commit, tag or branch of a Hub dataset; pin it, or its content may move."""
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Share of the training prompts, relative to the other datasets' weights."""
-    category: str | None = None
+    category: Annotated[str, Field(pattern=r"^[^|\n]*[^\s|][^|\n]*$")] | None = None
     """Category of rows that have none; null takes the dataset's name."""
 
     @field_validator("source")
@@ -116,6 +120,13 @@ class Prepare(Section):
     seed: Seed
     """Picks prompts and, mixed with each prompt, seeds its sampling."""
 
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _template_stays(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(set(given) & RENDERING):
+            raise ValueError(f"{', '.join(taken)} is for the renderer, not the template")
+        return given
+
     @model_validator(mode="after")
     def _weights_have_a_total(self) -> "Prepare":
         if self.limit is None and len({dataset.weight for dataset in self.dataset}) > 1:
@@ -153,8 +164,8 @@ class Train(Section):
     """Steps unrolled by the training-time test (EAGLE-3, arXiv 2503.01840, section 3.2)."""
     ttt_step_loss_decay: Annotated[float, Field(gt=0, le=1)]
     """Weight of the loss of step i is this to the power i."""
-    loss: str
-    """A loss of speculators: kl_div, ce, tv, ..."""
+    loss: Literal["kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid"]
+    """A loss of speculators (losses/utils.py)."""
     tokens_per_step: Count
     """Tokens packed into one optimizer step; longer samples are cut."""
     num_layers: Count
@@ -261,7 +272,7 @@ class Params(Section):
     train: Train
     spec: Spec
     bench: Bench
-    methods: dict[str, Method]
+    methods: Annotated[dict[str, Method], Field(min_length=1)]
     runtime: Runtime
 
     @model_validator(mode="after")

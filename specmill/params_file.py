@@ -6,6 +6,7 @@ YAML is read with ruamel (YAML 1.2), as DVC does: PyYAML reads the `5e-05` that
 Run      python -m specmill.params_file      (make docs: writes docs/params.md)
 """
 
+import argparse
 import json
 import sys
 from difflib import get_close_matches
@@ -148,5 +149,9 @@ def _type(schema: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m specmill.params_file",
+        description=f"Write {REFERENCE} from specmill/params.py and params.yaml.",
+    ).parse_args()
     write_atomically(REFERENCE, reference(paths.PARAMS).encode())
     sys.stderr.write(f"{REFERENCE} written\n")

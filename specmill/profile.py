@@ -3,6 +3,7 @@
 Run      python -m specmill.profile profiles/smoke.yaml      (make repro PARAMS=...)
 """
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -39,7 +40,12 @@ def use_profile(profile: Path, params: Path) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        prog="python -m specmill.profile", description="Copy a profile onto params.yaml."
+    )
+    parser.add_argument("profile", type=Path, help="a complete params file")
+    chosen = parser.parse_args().profile
     try:
-        use_profile(Path(sys.argv[1]), paths.PARAMS)
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"PARAMS={sys.argv[1]}: {error}")
+        use_profile(chosen, paths.PARAMS)
+    except (ValueError, OSError) as error:
+        sys.exit(f"PARAMS={chosen}: {error}")

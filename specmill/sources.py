@@ -78,6 +78,24 @@ def read_conversations(dataset: Dataset, max_rows: int | None) -> Reading:
     return reading
 
 
+def check_readable(dataset: Dataset) -> None:
+    """Refuse a local dataset that is missing, damaged at its start, or without conversations.
+
+    Raises:
+        ValueError: saying which. A Hub dataset is not looked at: that needs the network.
+    """
+    if dataset.source.startswith("hub:"):
+        return
+    why = ""
+    for place, row in _rows(dataset):
+        try:
+            from_row(row, default_category(dataset), dataset.source)
+            return
+        except ValueError as error:
+            why = why or f"{place}: {error}"
+    raise ValueError(f"{dataset.source} {f'holds no conversation. {why}' if why else 'is empty'}")
+
+
 def default_category(dataset: Dataset) -> str:
     """The category of rows that name none: the known set's name, or that of file or dataset."""
     for name, source in KNOWN_PROMPTS.items():
@@ -159,14 +177,14 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
                     yield f"{path}:{number}", _parsed(line, path, number)
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{path} cannot be read: {error}") from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"{path} is not JSON: {error}") from None
 
 
 def _parsed(line: bytes, path: Path, number: int) -> Any:
     try:
         return json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path}:{number} is no JSON row ({error}); write an object per line, or one array"
         ) from None
@@ -196,6 +214,8 @@ def _arrow_rows(dataset: Dataset) -> Iterator[dict[str, Any]]:
             files = str(_local(dataset))
             yield from load_dataset("parquet", data_files=files, split="train", streaming=True)
         else:
+            if kind == "hub" and Path(place).exists():
+                raise ValueError(f"{place} is also here: write folder:{place} if you mean that")
             # streamed, so that a million rows are not downloaded for a thousand
             yield from load_dataset(
                 place,
@@ -207,4 +227,7 @@ def _arrow_rows(dataset: Dataset) -> Iterator[dict[str, Any]]:
     except (
         DatasetsError, HfHubHTTPError, OfflineModeIsEnabled, ArrowException, OSError, ValueError,
     ) as error:  # fmt: skip
-        raise ValueError(f"{dataset.source} cannot be read: {error}") from None
+        raise ValueError(
+            f"{dataset.source} cannot be read: {error}"
+            + ("; without a network, file: and folder: can" if kind == "hub" else "")
+        ) from None

@@ -16,7 +16,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from specmill import paths
-from specmill.files import locked, write_json
+from specmill.files import locked, machine_lock, write_json
 from specmill.params import Params
 from specmill.params_file import load_params
 from specmill.tracking import Tracker, track
@@ -48,17 +48,19 @@ class Stage:
 
 
 @contextlib.contextmanager
-def open_stage(name: str, sections: list[str]) -> Iterator[Stage]:
+def open_stage(name: str, sections: list[str], *, measures: bool = False) -> Iterator[Stage]:
     """Run a stage's body.
 
     Args:
         name: The stage as dvc.yaml calls it, e.g. `train` or `bench@ngram`.
         sections: The params sections it lists in dvc.yaml; logged to MLflow.
+        measures: The stage has the machine alone: no other stage of any repository runs then.
 
     Two executions of one stage wait for each other. SIGTERM raises SystemExit, so that servers are
     stopped and finished work is kept. What a user can mend ends the process with its message and
     status 1, without a traceback.
     """
+    show_help()
     logging.basicConfig(
         level=os.environ.get("SPECMILL_LOG_LEVEL", "INFO"),
         format="%(asctime)s %(name)s %(levelname)s %(message)s",
@@ -75,6 +77,7 @@ def open_stage(name: str, sections: list[str]) -> Iterator[Stage]:
         with (
             # what a killed DVC left running must not write beside its successor
             locked(paths.CACHE / "locks" / name),
+            machine_lock(alone=measures),
             track(paths.ROOT, name, logged, params.runtime.tracking_uri) as tracker,
         ):
             yield Stage(name, params, tracker)
@@ -84,6 +87,13 @@ def open_stage(name: str, sections: list[str]) -> Iterator[Stage]:
     except KeyboardInterrupt:
         sys.exit(f"{name}: interrupted; finished work is kept, run it again to go on")
     logger.info("%s done in %.0f s", name, time.monotonic() - started)
+
+
+def show_help() -> None:
+    """Print what the stage that is run says of itself and end, when that is asked for."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.stdout.write(sys.modules["__main__"].__doc__ or "")
+        sys.exit()
 
 
 def _way_out(error: Exception) -> str:

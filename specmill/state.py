@@ -106,7 +106,13 @@ def read_yaml(path: Path) -> Any:
 
 
 def _check(folder: Path, params: dict[str, Any], stages: dict[str, Any]) -> None:
+    made = {out["path"]: out["md5"] for entry in stages.values() for out in entry.get("outs", [])}
     for stage, entry in stages.items():
+        for dep in entry.get("deps", []):
+            if made.get(dep["path"], dep.get("md5")) != dep.get("md5"):
+                raise ValueError(
+                    f"stage {stage} ran with another {dep['path']}; run `dvc repro` first"
+                )
         for section, value in entry.get("params", {}).get(str(paths.PARAMS), {}).items():
             if params.get(section) != value:
                 raise ValueError(

@@ -30,13 +30,13 @@ from specmill.files import locked
 from specmill.liveness import process_tags
 from specmill.params import Runtime
 from specmill.params_file import load_params
+from specmill.revision import origin_tags
 from specmill.state import LOCK, Cell, State, read_state, read_yaml
 from specmill.tracking import (
     Point,
     Store,
     first_line,
     open_store,
-    origin_tags,
     tracking_errors,
     warn,
 )

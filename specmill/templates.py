@@ -79,7 +79,7 @@ def split_render(
     Raises:
         TemplateError: naming the template's fault: it refuses the messages, it rewrites what came
             before when the answer is added, its generation prompt is not how it renders an answer,
-            or it leaves a tool call, reasoning or text out.
+            or it leaves a tool call, reasoning or text out; or the answer holds the end marker.
     """
     import jinja2
 
@@ -97,6 +97,8 @@ def split_render(
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise TemplateError(f"the chat template refuses the messages: {error}") from None
 
+    if tokenizer.eos_token and tokenizer.eos_token in answer["content"]:
+        raise TemplateError(f"the answer's text holds the end marker {tokenizer.eos_token!r}")
     before = render(history, generation_prompt=True)
     whole = render([*history, answer], generation_prompt=False)
     if not whole.startswith(before):
@@ -111,6 +113,12 @@ def split_render(
             f"the chat template asks for an answer with {opening!r} but renders the answer "
             f"after {whole[len(before) - len(opening) :][: len(opening)]!r}"
         )
+    offered = [tool.get("function", tool).get("name", "") for tool in tools]
+    called = [
+        call["function"]["name"] for message in history for call in message.get("tool_calls", ())
+    ]
+    if any(name not in before for name in (*offered, *called)):
+        raise TemplateError("the chat template leaves tools, or the calls of earlier turns, out")
     written = whole[len(before) :]
     for call in answer.get("tool_calls", ()):
         if call["function"]["name"] not in written:

@@ -25,6 +25,7 @@ from typing import Any
 
 from specmill.files import locked
 from specmill.liveness import process_tags, reap, start_watcher
+from specmill.revision import origin_tags
 
 logger = logging.getLogger(__name__)
 
@@ -172,6 +173,7 @@ def open_store(root: Path, uri: str | None = None, suffix: str = "") -> Store:
     name = (os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT) + suffix
     with locked(root / ".cache" / "mlflow.lock"):
         if uri.startswith("sqlite"):
+            _make_database(uri)
             _check_database(uri)
         client = mlflow.MlflowClient(uri, registry_uri=uri)
         found = client.get_experiment_by_name(name)
@@ -185,6 +187,23 @@ def open_store(root: Path, uri: str | None = None, suffix: str = "") -> Store:
     return Store(root, uri, client, experiment_id)
 
 
+def _make_database(uri: str) -> None:
+    """Create a missing SQLite file under another name and rename it when its tables are whole.
+
+    MLflow cannot go on from a file whose creation was interrupted.
+    """
+    import mlflow
+    from sqlalchemy.engine import make_url
+
+    name = make_url(uri).database
+    if not name or Path(name).exists() or not Path(name).parent.is_dir():
+        return
+    scratch = Path(f"{name}.new")
+    scratch.unlink(missing_ok=True)  # left by a creation that was interrupted
+    mlflow.MlflowClient(f"sqlite:///{scratch}").search_experiments(max_results=1)
+    os.replace(scratch, name)
+
+
 def _check_database(uri: str) -> None:
     """Raise OSError when a SQLite file cannot be used; MLflow would try again for minutes."""
     from sqlalchemy.engine import make_url
@@ -196,34 +215,6 @@ def _check_database(uri: str) -> None:
             connection.rollback()
     except sqlite3.Error as error:
         raise OSError(f"{path}: {error}") from None
-
-
-def origin_tags() -> dict[str, str]:
-    """Which commit and which DVC experiment the working directory belongs to."""
-    variables = {"dvc.exp_name": "DVC_EXP_NAME", "dvc.baseline_rev": "DVC_EXP_BASELINE_REV"}
-    return git_state(Path()) | {
-        tag: os.environ[variable] for tag, variable in variables.items() if variable in os.environ
-    }
-
-
-def git_state(root: Path) -> dict[str, str]:
-    """`git.commit` and `git.dirty` of the repository at `root`; empty outside one.
-
-    Dirty is a change in anything but the pipeline's own results. `dvc exp run -S` makes one: it
-    edits params.yaml.
-    """
-
-    def git(*words: str) -> str:
-        # without its lock: DVC works on the same index
-        command = ["git", "--no-optional-locks", "-C", str(root), *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    commit = git("rev-parse", "HEAD")
-    if not commit:
-        return {}
-    changed = git("status", "--porcelain", "--", ".", ":!reports", ":!dvc.lock")
-    return {"git.commit": commit, "git.dirty": str(bool(changed)).lower()}
 
 
 def numbers(tree: dict[str, Any], prefix: str = "") -> dict[str, float]:
@@ -247,8 +238,8 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def warn(error: Exception) -> None:
     """Say in one line that MLflow lacks something, and how it gets it later."""
     logger.warning(
-        "MLflow: %s; the stage goes on without it, `python -m specmill.sync` adds results later",
-        first_line(error),
+        "the stage goes on without MLflow, `python -m specmill.sync` adds results later: %s",
+        first_line(error)[:300],
     )
 
 
@@ -264,7 +255,8 @@ def tracking_errors() -> tuple[type[Exception], ...]:
         from sqlalchemy.exc import SQLAlchemyError
     except ModuleNotFoundError:
         return (ModuleNotFoundError,)
-    return (MlflowException, SQLAlchemyError, OSError)
+    # a store whose driver is not installed raises ModuleNotFoundError
+    return (MlflowException, SQLAlchemyError, OSError, ModuleNotFoundError)
 
 
 def _name(text: str) -> str:

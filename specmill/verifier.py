@@ -90,6 +90,20 @@ def check_source(source: str) -> None:
         _wheel_source(place)
 
 
+def check_unchanged(source: str, folder: Path) -> None:
+    """Refuse a verifier whose files were replaced since it was identified.
+
+    Raises:
+        ValueError: when `folder` refers to this source and its files have changed.
+    """
+    kind, _, place = source.partition(":")
+    reference = folder / REFERENCE
+    if kind != "folder" or not reference.is_file():
+        return
+    if Path(read_json(reference)["path"]) == Path(place).absolute():
+        model_path(folder)
+
+
 def _folder_source(place: str) -> Path:
     model = Path(place)
     if not (model / "config.json").is_file():

@@ -17,7 +17,6 @@ from specmill.bench import (
     CellCache,
     check_room,
     engine_rows,
-    machine_lock,
     measure,
     plan_cells,
     plan_runs,
@@ -34,7 +33,7 @@ from specmill.verifier import model_path
 
 def main(name: str) -> None:
     """Run the stage for the method `name`."""
-    with open_stage(f"bench@{name}", ["bench"]) as stage:
+    with open_stage(f"bench@{name}", ["bench"], measures=True) as stage:
         bench, spec, runtime = stage.params.bench, stage.params.spec, stage.params.runtime
         method = stage.params.method(name)
         stage.log_section(method.section)
@@ -54,8 +53,7 @@ def main(name: str) -> None:
         start_server = server_starter(
             name, model_path(paths.VERIFIER), verifier, bench, runtime, paths.ROOT / "logs"
         )
-        with machine_lock():
-            records = measure(runs, cells, bench, start_server, cache, runtime.request_timeout_s)
+        records = measure(runs, cells, bench, start_server, cache, runtime.request_timeout_s)
         write_raw(paths.BENCH_RAW / f"{name}.jsonl", name, records)
         rows, headline = summarise(records), headline_k(records)
         stage.write_metrics(

@@ -15,10 +15,12 @@ from specmill.compat import warn_if_untested
 from specmill.files import write_json
 from specmill.hardware import describe_machine
 from specmill.params_file import load_params
+from specmill.stage import show_help
 
 
 def main() -> None:
     """Run the stage; without an MLflow run, since it measures nothing."""
+    show_help()
     try:
         load_params(paths.PARAMS)
         machine = describe_machine()

@@ -14,11 +14,10 @@ Run      dvc repro report
 
 from specmill import paths
 from specmill.files import read_json, write_atomically, write_json
+from specmill.pictures import plot_acceptance, plot_speedup
 from specmill.report import (
     acceptance_rows,
     comparison,
-    plot_acceptance,
-    plot_speedup,
     speedup_rows,
     summary_metrics,
 )

@@ -11,16 +11,23 @@ import sys
 
 from specmill import paths
 from specmill.files import write_json
+from specmill.methods import check_methods
 from specmill.params_file import load_params
-from specmill.sources import identify
-from specmill.verifier import check_source
+from specmill.sources import check_readable, identify
+from specmill.stage import show_help
+from specmill.verifier import check_source, check_unchanged
 
 
 def main() -> None:
     """Run the stage; without an MLflow run, since it measures nothing."""
+    show_help()
     try:
         params = load_params(paths.PARAMS)
         check_source(params.verifier.source)
+        check_unchanged(params.verifier.source, paths.VERIFIER)
+        check_methods(params.methods)
+        for dataset in (*params.prepare.dataset, *params.prepare.bench):
+            check_readable(dataset)
         datasets = {
             name: [identify(dataset) for dataset in listed]
             for name, listed in (

@@ -11,17 +11,16 @@ Run      dvc repro train
 """
 
 import shutil
-from pathlib import Path
 
 import torch
 
 from specmill import compat, paths
 from specmill.files import digest, read_json, write_json
 from specmill.head import curves, expected_length, export_head
+from specmill.revision import code_state
 from specmill.samples import read_samples
 from specmill.stage import open_stage
 from specmill.store import StateView
-from specmill.tracking import git_state
 from specmill.training import StoredSamples, build_draft_model, train
 from specmill.vocab import load_tables, tables_digest
 
@@ -55,7 +54,7 @@ def main() -> None:
             paths.VERIFIER_HEAD, view.manifest["layer_ids"][:-1], d2t, t2d, chosen
         )
         best, epochs = train(model, training, heldout, chosen, checkpoints, stage.log_epoch)
-        export_head(best, paths.EAGLE3, verifier["name"], provenance | git_state(Path()))
+        export_head(best, paths.EAGLE3, verifier["name"], provenance | code_state())
         write_json(paths.REPORTS / "plots" / "train.json", curves(epochs, chosen.ttt_steps))
         stage.write_metrics(
             paths.REPORTS / "train.json",

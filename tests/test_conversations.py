@@ -319,3 +319,14 @@ def test_conversations_that_differ_in_case_spacing_or_answers_have_one_key() -> 
     assert first.key == read({"turns": ["hello\nworld"], "category": "b"}).key
     assert first.key != read({"prompt": "Hello Word"}).key
     assert read({"turns": ["one", "two"]}).key != read({"turns": ["one two"]}).key
+
+
+def test_half_a_character_makes_a_row_unusable() -> None:
+    with pytest.raises(ValueError, match="half a character"):
+        from_row({"messages": [{"role": "user", "content": "a \ud83d smile"}]}, "a", "tests")
+
+
+@pytest.mark.parametrize("category", ["a|b", "a\nb"])
+def test_a_category_that_would_break_a_table_is_refused(category: str) -> None:
+    with pytest.raises(ValueError, match="one line without"):
+        from_row({"turns": ["Hi"], "category": category}, "a", "tests")

@@ -125,3 +125,20 @@ def test_a_lock_is_waited_for(tmp_path: Path) -> None:
         order.append("first")
     thread.join(10)
     assert order == ["first", "second"]
+
+
+def test_shared_locks_go_together_and_wait_for_the_one_that_is_alone(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    order: list[str] = []
+
+    def alone() -> None:
+        with locked(path):
+            order.append("alone")
+
+    with locked(path, shared=True), locked(path, shared=True):
+        thread = threading.Thread(target=alone)
+        thread.start()
+        thread.join(0.3)
+        order.append("shared")
+    thread.join(10)
+    assert order == ["shared", "alone"]

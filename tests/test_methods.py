@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from specmill.methods import METHODS
+from specmill.methods import METHODS, check_methods
 from specmill.methods.eagle3 import check_head
-from specmill.params import NgramLookup, Spec
+from specmill.params import Method, NgramLookup, Spec
 from specmill.vocab import build_tables, tables_digest
 
 SPEC = Spec(tokens=3, sweep=[1], ngram=NgramLookup(prompt_lookup_min=2, prompt_lookup_max=4))
@@ -124,3 +124,15 @@ def test_a_head_drafts_as_many_tokens_as_it_was_trained_to_and_no_more(head: Pat
     METHODS["eagle3"](3, SPEC, head, VERIFIER)
     with pytest.raises(ValueError, match=r"spec\.tokens.* 4 draft tokens, .*at most 3.*ttt_steps"):
         METHODS["eagle3"](4, SPEC, head, VERIFIER)
+
+
+def test_an_unknown_method_and_a_missing_head_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    known = {"eagle3": Method(section="spec", head="models/eagle3")}
+    check_methods(known)
+    with pytest.raises(ValueError, match=r"methods\.foo: there is no such method; there are none"):
+        check_methods(known | {"foo": Method(section="spec", head="models/eagle3")})
+    with pytest.raises(ValueError, match=r"methods\.eagle3\.head is nope/head, which is not there"):
+        check_methods({"eagle3": Method(section="spec", head="nope/head")})

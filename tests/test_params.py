@@ -351,7 +351,7 @@ def test_the_reference_has_every_key_with_its_type_and_value(tmp_path: Path) -> 
     assert "| `ttt_steps` | integer >= 1 | `41` | Steps unrolled by" in text
     assert "| `limit` | integer >= 1 or null | `null` | Training prompts to use" in text
     assert "| `responses` | `verifier` or `dataset` | `verifier` | Who answers" in text
-    assert "| `weight` | number > 0 | `1.0` if left out | Share of" in text
+    assert "| `weight` | number > 0, <= 1000000.0 | `1.0` if left out | Share of" in text
     assert "\n### spec.ngram\n" in text
     for section, field in Params.model_fields.items():
         assert re.search(rf"^## {section}(\.NAME)?$", text, re.MULTILINE)
@@ -375,3 +375,14 @@ def test_a_file_that_is_not_yaml_is_refused_by_name(tmp_path: Path) -> None:
     path.write_text("verifier: [1, 2\ntrain: }")
     with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is not YAML"):
         load_params(path)
+
+
+def test_the_losses_are_those_of_speculators() -> None:
+    from typing import get_args
+
+    from speculators.losses import utils
+
+    from specmill.params import Train
+
+    known = set(get_args(Train.model_fields["loss"].annotation))
+    assert known == set(utils._EAGER_LOSS_FN_MAP) == set(utils._FUSED_LOSS_FN_MAP)

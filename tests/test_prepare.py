@@ -93,7 +93,7 @@ def test_a_bench_prompt_that_is_not_picked_is_taken_out_of_training_too(tmp_path
 
 def test_the_bench_set_alone_leaves_nothing_to_train_on(tmp_path: Path) -> None:
     values = chosen(tmp_path)
-    with pytest.raises(ValueError, match=r"prepare.heldout asks for 5 of them, but .* gave 0"):
+    with pytest.raises(ValueError, match=r"prepare.heldout asks for 5 conversations of .* gave 0"):
         pick_conversations(values.model_copy(update={"dataset": values.bench}))
 
 

@@ -8,7 +8,14 @@ import pytest
 
 from specmill.conversations import Conversation, from_row
 from specmill.params import Dataset
-from specmill.prompts import drop_bench_prompts, normalise, pick_bench, pick_training, shares
+from specmill.prompts import (
+    drop_bench_prompts,
+    normalise,
+    pick_bench,
+    pick_training,
+    place,
+    shares,
+)
 from specmill.sources import Reading, read_conversations
 
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts"
@@ -194,24 +201,48 @@ def test_too_few_prompts_for_the_limit_or_the_heldout_part_name_dataset_and_numb
     num_training = len(pick(prompts, None, 5, seed=17)[0])
     with pytest.raises(
         ValueError,
-        match=rf"prepare\.limit asks for {num_training + 1} of them, but file:a\.jsonl gave 200 "
-        f"conversations and only {num_training} are left for training",
+        match=rf"prepare\.limit asks for {num_training + 1} of file:a\.jsonl, which gave 200 "
+        f"conversations; the {num_training} that come after the held-out ones",
     ):
         pick(prompts, num_training + 1, 5, seed=17)
     with pytest.raises(
         ValueError,
-        match=rf"prepare\.heldout asks for 60 of them, but file:a\.jsonl gave 200 conversations "
-        f"and only {200 - num_training} fall into the held-out tenth",
+        match=r"prepare\.heldout asks for 201 conversations of file:a\.jsonl, which gave 200",
     ):
-        pick(prompts, None, 60, seed=17)
+        pick(prompts, None, 201, seed=17)
+    with pytest.raises(ValueError, match="no conversation is left for training"):
+        pick(prompts, None, 200, seed=17)
+
+
+def test_a_small_dataset_holds_out_beyond_its_first_tenth_and_never_trains_on_that() -> None:
+    prompts = numbered(*range(12))
+    training, heldout = pick(prompts, None, 4, seed=17)
+    assert len(heldout) == 4
+    assert not keys(training) & keys(heldout)
+    assert max(place(one, 17) for one in heldout) < min(place(one, 17) for one in training)
+
+
+def test_conversations_that_begin_alike_are_on_one_side() -> None:
+    pairs = [
+        conversation(*turns)
+        for number in range(200)
+        for turns in ((f"What is {number}?",), (f"what is {number}", "And more?"))
+    ]
+    training, heldout = pick(pairs, None, 20, seed=17)
+    held = {normalise(one.questions[0]) for one in heldout}
+    assert not held & {normalise(one.questions[0]) for one in training}
+
+
+def test_a_weight_that_gives_no_prompt_is_refused() -> None:
+    large, small = reading(numbered(*range(500))), reading(numbered(*range(500, 600)), 1e-6)
+    with pytest.raises(ValueError, match="weight 1e-06, too little for one of 10 prompts"):
+        pick_training([large, small], 10, 2, 17)
 
 
 def test_a_dataset_too_small_for_its_share_is_the_one_that_is_named() -> None:
     large = reading(numbered(*range(500)))
     small = reading(numbered(*range(1000, 1050)), 3.0, "file:small.jsonl")
-    with pytest.raises(
-        ValueError, match=r"limit asks for 75 of them, but file:small\.jsonl gave 50"
-    ):
+    with pytest.raises(ValueError, match=r"limit asks for 75 of file:small\.jsonl, which gave 50"):
         pick_training([large, small], 100, 1, 17)
 
 

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
+from specmill.pictures import plot_acceptance, plot_speedup
 from specmill.report import (
     acceptance_rows,
     comparison,
-    plot_acceptance,
-    plot_speedup,
     speedup_rows,
     summary_metrics,
 )
@@ -304,3 +303,16 @@ def test_a_stage_that_went_on_after_an_interruption_is_named(
     assert "interrupted" not in comparison(results, HARDWARE, VERIFIER)
     results["ngram"]["rows"][0]["one_execution"] = False
     assert "- ngram: the stage was interrupted" in comparison(results, HARDWARE, VERIFIER)
+
+
+def test_a_row_faster_than_its_acceptance_length_allows_is_named(
+    results: dict[str, dict[str, Any]],
+) -> None:
+    assert "faster than their acceptance length" not in comparison(results, HARDWARE, VERIFIER)
+    # 62 / 40 = 1.55 is above 1.1 x 1.4; 61 / 40 is not
+    results["eagle3"]["rows"][:2] = at(1, 1, beside(62.0, 40.0, 0.4), beside(61.0, 40.0, 0.4))
+    text = comparison(results, HARDWARE, VERIFIER)
+    assert "**eagle3: 1 rows are faster than their acceptance length allows** (all at 1 (K=1))" in (
+        text
+    )
+    assert "dvc repro -f -s bench@eagle3" in text

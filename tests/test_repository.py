@@ -19,6 +19,7 @@ from tests.workspace import ROOT
 FRAME = {
     "specmill/liveness.py",
     "specmill/params_file.py",
+    "specmill/revision.py",
     "specmill/stage.py",
     "specmill/state.py",
     "specmill/sync.py",

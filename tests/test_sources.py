@@ -22,7 +22,7 @@ import stages.sources
 from specmill import sources
 from specmill.conversations import Conversation
 from specmill.params import Dataset
-from specmill.sources import Reading, identify, read_conversations
+from specmill.sources import Reading, check_readable, identify, read_conversations
 
 ROOT = Path(__file__).parents[1]
 ROWS: list[dict[str, Any]] = [
@@ -488,3 +488,33 @@ def test_the_projects_own_prompts_are_conversations() -> None:
         reading = read(f"file:{path}")
         assert (reading.num_unusable, reading.num_repeated) == (0, 0)
         assert all(isinstance(one, Conversation) for one in reading.conversations)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("", "is empty"), ('{"a": 1}\n', "holds no conversation"), ("{", "no JSON row")],
+)
+def test_a_dataset_without_a_usable_row_is_found_before_anything_runs(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=reason):
+        check_readable(Dataset(source=f"file:{path}"))
+    path.write_text('{"a": 1}\n{"prompt": "Hi"}\n')
+    check_readable(Dataset(source=f"file:{path}"))
+    check_readable(Dataset(source="hub:nobody/nothing"))
+
+
+def test_a_row_nested_too_deeply_to_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text("[" * 100_000)
+    assert str(path) in refusal(f"file:{path}")
+
+
+def test_a_hub_name_that_is_also_a_folder_here_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "me" / "mine").mkdir(parents=True)
+    assert "write folder:me/mine" in refusal("hub:me/mine")

@@ -184,3 +184,20 @@ def test_errors_of_the_operating_system_name_the_file_and_the_way_out(
         open_stage("vocab", []),
     ):
         raise error
+
+
+def test_help_prints_what_the_stage_says_of_itself_and_runs_nothing(folder: Path) -> None:
+    program = """
+'''Say what this does.'''
+from specmill.stage import open_stage
+with open_stage("vocab", []):
+    print("the body ran")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--help"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "DVC_ROOT": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "Say what this does.")

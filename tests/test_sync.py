@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from specmill import paths
 from specmill import sync as syncing
@@ -380,6 +381,20 @@ def test_files_that_do_not_belong_together_are_not_recorded(
     assert command_line(monkeypatch) == 1
     assert capsys.readouterr().out.startswith("workspace: skipped: ")
     assert rows(folder, "select count(*) from runs") == [(0,)]
+
+
+def test_a_bench_of_an_earlier_head_is_not_recorded_beside_a_later_one(folder: Path) -> None:
+    lock = YAML(typ="safe").load((folder / "dvc.lock").read_text())
+    head = {"path": "models/eagle3", "md5": EAGLE3_MD5}
+    lock["stages"]["bench@eagle3"]["deps"].append(head)
+    with (folder / "dvc.lock").open("w") as handle:
+        YAML(typ="safe").dump(lock, handle)
+    read_state(Path())
+    lock["stages"]["bench@eagle3"]["deps"][-1] = head | {"md5": "0" * 32}
+    with (folder / "dvc.lock").open("w") as handle:
+        YAML(typ="safe").dump(lock, handle)
+    with pytest.raises(ValueError, match="bench@eagle3 ran with another models/eagle3"):
+        read_state(Path())
 
 
 def test_without_a_lock_there_is_nothing_to_sync(

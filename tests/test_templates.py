@@ -277,9 +277,28 @@ def test_tool_results_are_part_of_the_history_and_not_trained() -> None:
     assert second[1] == "Seven.<|im_end|>"
 
 
-@pytest.mark.parametrize("template", [CHATML, "tools: add\n" + CHATML])
-def test_tool_calls_that_the_template_leaves_out_are_refused(template: str) -> None:
-    assert "the chat template leaves tool calls out" in fault_of(template, CALLING)
+def test_tool_calls_that_the_template_leaves_out_are_refused() -> None:
+    assert "leaves tool calls out" in fault_of("tools: add\n" + CHATML, CALLING)
+
+
+def test_tools_that_the_template_leaves_out_are_refused() -> None:
+    assert "leaves tools, or the calls of earlier turns, out" in fault_of(CHATML, CALLING)
+
+
+def test_an_answer_whose_history_lacks_its_tool_call_is_refused() -> None:
+    conversation = chat(
+        user("1+?"),
+        assistant("", tool_calls=[CALL]),
+        {"role": "tool", "content": "7"},
+        assistant("Seven."),
+    )
+    samples, num_refused, _ = rows(CHATML, conversation)
+    assert (samples, num_refused) == ([], 2)
+
+
+def test_an_answer_that_holds_the_end_marker_is_refused() -> None:
+    fault = fault_of(CHATML, chat(user("Hi"), assistant("Bye.<|im_end|>More.")))
+    assert fault.startswith("the answer's text holds the end marker '<|im_end|>'")
 
 
 def test_reasoning_that_the_template_leaves_out_is_refused() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from specmill.liveness import HOST, PROCESS, is_dead, process_tags
-from specmill.tracking import git_state, numbers, open_store, track
+from specmill.revision import code_state, git_state
+from specmill.tracking import numbers, open_store, track
 from tests.workspace import ROOT
 
 NUM_PROCESSES = 6
@@ -412,3 +413,45 @@ def test_a_repository_is_dirty_by_what_a_user_changes_not_by_results(tmp_path: P
 
 def test_outside_a_repository_there_is_no_git_state(tmp_path: Path) -> None:
     assert git_state(tmp_path) == {}
+
+
+def test_the_code_of_a_result_is_the_last_commit_that_touched_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*words: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@localhost"]
+        command = ["git", "-C", str(tmp_path), *identity, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "--quiet")
+    (tmp_path / "specmill").mkdir()
+    for name, message in (("specmill/a.py", "code"), ("README.md", "words")):
+        (tmp_path / name).write_text("1")
+        git("add", "--all")
+        git("commit", "--quiet", "-m", message)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "README.md").write_text("2")
+    code = git("rev-parse", "HEAD~1")
+    assert code_state() == {"code.commit": code, "code.dirty": "false"}
+    (tmp_path / "specmill/a.py").write_text("2")
+    assert code_state() == {"code.commit": code, "code.dirty": "true"}
+
+
+def test_a_first_use_that_is_killed_leaves_no_half_made_database(tmp_path: Path) -> None:
+    program = (
+        "from pathlib import Path; from specmill.tracking import open_store; "
+        f"open_store(Path({str(tmp_path)!r}))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    scratch = tmp_path / "mlflow.db.new"
+    deadline = time.monotonic() + 60
+    while not (scratch.exists() and scratch.stat().st_size > 0):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "mlflow.db").exists()
+    store = open_store(tmp_path)
+    assert store.client.get_experiment(store.experiment_id).name == "specmill"

@@ -10,7 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
-from specmill.verifier import check_source, identify, model_path, obtain, write_head_slice
+from specmill.verifier import (
+    check_source,
+    check_unchanged,
+    identify,
+    model_path,
+    obtain,
+    write_head_slice,
+)
 
 VOCAB_SIZE, HIDDEN_SIZE = 12, 4
 
@@ -200,3 +207,14 @@ def test_a_source_that_is_missing_is_found_without_touching_anything(tmp_path: P
     check_source(f"folder:{make_model(tmp_path / 'model')}")
     check_source("hub:nobody/nothing")  # whether it is there only the network can tell
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_replaced_files_are_found_before_anything_runs(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    check_unchanged(f"folder:{model}", tmp_path / "kept")
+    obtain(f"folder:{model}", None, tmp_path / "kept")
+    check_unchanged(f"folder:{model}", tmp_path / "kept")
+    (model / "config.json").write_text("{} ")
+    with pytest.raises(ValueError, match="has changed since it was identified"):
+        check_unchanged(f"folder:{model}", tmp_path / "kept")
+    check_unchanged("folder:elsewhere", tmp_path / "kept")  # another one is identified anyway

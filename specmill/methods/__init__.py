@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from specmill import paths
 from specmill.methods import eagle3, ngram, none
-from specmill.params import Spec
+from specmill.params import Method, Spec
 
 SpeculativeConfig = Callable[[int, Spec, Path, dict[str, Any]], dict[str, Any] | None]
 """(num_speculative_tokens, spec section, head, verifier identity) -> speculative config"""
@@ -19,3 +20,20 @@ METHODS: dict[str, SpeculativeConfig] = {
     "ngram": ngram.speculative_config,
     "eagle3": eagle3.speculative_config,
 }
+
+
+def check_methods(methods: dict[str, Method]) -> None:
+    """Refuse entries of params.yaml that no stage could serve.
+
+    Raises:
+        ValueError: naming the method that is not known, or the head that is not there.
+    """
+    made_here = {str(paths.EAGLE3), str(paths.IDENTITY)}
+    for name, method in methods.items():
+        if name not in METHODS:
+            raise ValueError(
+                f"methods.{name}: there is no such method; there are {', '.join(METHODS)} "
+                "(specmill/methods)"
+            )
+        if method.head not in made_here and not Path(method.head).exists():
+            raise ValueError(f"methods.{name}.head is {method.head}, which is not there")
