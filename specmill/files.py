@@ -47,7 +47,10 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
     """Hold a lock on `path` (created if need be), alone or shared; waits for holders to end."""
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+    except PermissionError:  # another user's, in a folder that users share; reading is enough
+        handle = os.open(path, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, kind | fcntl.LOCK_NB)
