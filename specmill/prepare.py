@@ -79,16 +79,19 @@ def dataset_samples(
     """Training samples from the dataset's own answers.
 
     Returns:
-        The samples of each conversation that has any, and refused turns by reason.
+        The samples of each conversation that has any, and what was left out by reason.
 
     Raises:
         ValueError: when no turn can be used; names the template's fault, or that there is no
             answer in the dataset.
     """
     kept: list[list[Sample]] = []
-    refused: Counter[str] = Counter(num_template_refused=0)
+    refused: Counter[str] = Counter(num_template_refused=0, num_without_answer=0)
     first_fault = None
     for conversation in conversations:
+        if all(exchange.answer is None for exchange in conversation.exchanges):
+            refused["num_without_answer"] += 1
+            continue
         samples, counts, fault = dataset_rows(conversation, "train", tokenizer, template_kwargs)
         refused.update(counts)
         first_fault = first_fault or fault
@@ -99,6 +102,11 @@ def dataset_samples(
             "prepare.responses is dataset, but no answer of it can be used: "
             f"{first_fault or 'it has questions only'}; set prepare.responses: verifier"
         )
+    if refused["num_without_answer"]:
+        logger.warning(
+            "%d of %d training conversations have no answer in their dataset and are left out",
+            refused["num_without_answer"], len(conversations),
+        )  # fmt: skip
     if first_fault:
         logger.warning(
             "%d turns are left out; the first: %s", refused["num_template_refused"], first_fault

@@ -136,7 +136,9 @@ def test_the_verifier_is_not_asked_what_the_dataset_answers() -> None:
     ]
 
 
-def test_answers_of_the_dataset_are_samples_to_train_on() -> None:
+def test_answers_of_the_dataset_are_samples_to_train_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     read = tokenizer(CHATML)
     conversations = [answered("a", "A"), prompt("unanswered"), answered("b", "B")]
     kept, refused = dataset_samples(conversations, read, {})
@@ -145,7 +147,8 @@ def test_answers_of_the_dataset_are_samples_to_train_on() -> None:
         ["B<|im_end|>"],
     ]
     assert {one.split for samples in kept for one in samples} == {"train"}
-    assert refused == Counter()
+    assert refused == {"num_template_refused": 0, "num_without_answer": 1}
+    assert "1 of 3 training conversations have no answer" in caplog.text
 
 
 def test_refused_answers_are_counted_and_the_first_fault_is_logged(
@@ -164,7 +167,7 @@ def test_refused_answers_are_counted_and_the_first_fault_is_logged(
     with caplog.at_level(logging.WARNING):
         kept, refused = dataset_samples([thinking, answered("a", "A")], tokenizer(CHATML), {})
     assert len(kept) == 1
-    assert refused == {"num_template_refused": 1}
+    assert refused == {"num_template_refused": 1, "num_without_answer": 0}
     assert "1 turns are left out; the first: the chat template leaves the answer's" in caplog.text
 
 
