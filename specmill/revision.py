@@ -19,17 +19,10 @@ def git_state(root: Path) -> dict[str, str]:
     Dirty is a change in anything but the pipeline's own results. `dvc exp run -S` makes one: it
     edits params.yaml.
     """
-
-    def git(*words: str) -> str:
-        # without its lock: DVC works on the same index
-        command = ["git", "--no-optional-locks", "-C", str(root), *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    commit = git("rev-parse", "HEAD")
+    commit = _git(root, "rev-parse", "HEAD")
     if not commit:
         return {}
-    changed = git("status", "--porcelain", "--", ".", ":!reports", ":!dvc.lock")
+    changed = _git(root, "status", "--porcelain", "--", ".", ":!reports", ":!dvc.lock")
     return {"git.commit": commit, "git.dirty": str(bool(changed)).lower()}
 
 
@@ -38,14 +31,17 @@ def code_state() -> dict[str, str]:
 
     Other commits do not count, so that the same training leaves the same provenance.
     """
-    code = ("stages", "specmill", "requirements")
-
-    def git(*words: str) -> str:
-        command = ["git", "--no-optional-locks", *words, "--", *code]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    commit = git("log", "-1", "--format=%H")
+    code = ("--", "stages", "specmill", "requirements")
+    commit = _git(Path(), "log", "-1", "--format=%H", *code)
     if not commit:
         return {}
-    return {"code.commit": commit, "code.dirty": str(bool(git("status", "--porcelain"))).lower()}
+    changed = _git(Path(), "status", "--porcelain", *code)
+    return {"code.commit": commit, "code.dirty": str(bool(changed)).lower()}
+
+
+def _git(root: Path, *words: str) -> str:
+    """What a git command prints; empty when it fails, as outside a repository."""
+    # without its lock: DVC works on the same index
+    command = ["git", "--no-optional-locks", "-C", str(root), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
