@@ -14,6 +14,7 @@ A conversation is kept as exchanges: what was said to the model, then what the d
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from specmill.samples import ALL
@@ -67,7 +68,7 @@ class Conversation:
             if message["role"] == "user"
         )
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Digest of what is said and of the tools; case and spacing do not count."""
         texts = [" ".join(text.lower().split()) for text in self.said]

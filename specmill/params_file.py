@@ -24,16 +24,21 @@ from specmill.section import Section
 REFERENCE = Path("docs/params.md")
 
 
+def read_yaml(path: Path) -> Any:
+    """Read YAML 1.2, as DVC does; raises ValueError naming the file when it is none."""
+    try:
+        return YAML(typ="safe").load(path.read_text())
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {error}") from None
+
+
 def load_params(path: Path) -> Params:
     """Read and check `path`.
 
     Raises:
         ValueError: when it is not YAML; naming every key that is unknown, missing or wrong.
     """
-    try:
-        raw = YAML(typ="safe").load(path.read_text())
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from None
+    raw = read_yaml(path)
     try:
         return Params.model_validate(raw)
     except ValidationError as error:
@@ -80,7 +85,7 @@ def _sections_in(annotation: Any) -> list[type[Section]]:
 
 def reference(params: Path) -> str:
     """docs/params.md: every key with its type, its value in `params` and what it means."""
-    values = YAML(typ="safe").load(params.read_text())
+    values = read_yaml(params)
     lines = [
         "# Parameters",
         "",

@@ -50,26 +50,20 @@ def read_conversations(dataset: Dataset, max_rows: int | None) -> Reading:
         ValueError: when the source is not there, is damaged or holds no conversation.
     """
     reading = Reading(dataset)
-    category = dataset.category or default_category(dataset)
     seen: set[str] = set()
     why = ""
-    for place, row in itertools.islice(_rows(dataset), max_rows):
+    for found in itertools.islice(_conversations(dataset), max_rows):
         reading.num_rows += 1
-        try:
-            conversation = from_row(row, category, dataset.source)
-        except ValueError as error:
+        if isinstance(found, str):
             reading.num_unusable += 1
-            why = why or f"{place}: {error}"
-            continue
-        if conversation.key in seen:
+            why = why or found
+        elif found.key in seen:
             reading.num_repeated += 1
-            continue
-        seen.add(conversation.key)
-        reading.conversations.append(conversation)
-    if not reading.num_rows:
-        raise ValueError(f"{dataset.source} is empty")
+        else:
+            seen.add(found.key)
+            reading.conversations.append(found)
     if not reading.conversations:
-        raise ValueError(f"{dataset.source} holds no conversation. {why}")
+        raise _nothing_in(dataset, why)
     if reading.num_unusable:
         logger.warning(
             "%s: %d of %d rows are no conversation and are left out; the first: %s",
@@ -87,13 +81,27 @@ def check_readable(dataset: Dataset) -> None:
     if dataset.source.startswith("hub:"):
         return
     why = ""
+    for found in _conversations(dataset):
+        if isinstance(found, Conversation):
+            return
+        why = why or found
+    raise _nothing_in(dataset, why)
+
+
+def _conversations(dataset: Dataset) -> Iterator[Conversation | str]:
+    """For every row its conversation, or where it stands and why it is none."""
+    category = dataset.category or default_category(dataset)
     for place, row in _rows(dataset):
         try:
-            from_row(row, default_category(dataset), dataset.source)
-            return
+            yield from_row(row, category, dataset.source)
         except ValueError as error:
-            why = why or f"{place}: {error}"
-    raise ValueError(f"{dataset.source} {f'holds no conversation. {why}' if why else 'is empty'}")
+            yield f"{place}: {error}"
+
+
+def _nothing_in(dataset: Dataset, why: str) -> ValueError:
+    """The error of a dataset without a usable row; `why` the first is not, empty without rows."""
+    found = f"holds no conversation. {why}" if why else "is empty"
+    return ValueError(f"{dataset.source} {found}")
 
 
 def default_category(dataset: Dataset) -> str:

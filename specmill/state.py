@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML, YAMLError
-
 from specmill import paths
 from specmill.files import digest, file_digest, read_json
+from specmill.params_file import read_yaml
 from specmill.samples import ALL
 from specmill.tracking import leaves, numbers
 
@@ -95,14 +94,6 @@ def read_state(folder: Path) -> State:
         ),
         head=_head(params["methods"], benches, tags),
     )
-
-
-def read_yaml(path: Path) -> Any:
-    """Read YAML 1.2, as DVC does; raises ValueError naming the file when it is none."""
-    try:
-        return YAML(typ="safe").load(path.read_text())
-    except YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {error}") from None
 
 
 def _check(folder: Path, params: dict[str, Any], stages: dict[str, Any]) -> None:

@@ -29,9 +29,9 @@ from specmill import paths
 from specmill.files import locked
 from specmill.liveness import process_tags
 from specmill.params import Runtime
-from specmill.params_file import load_params
+from specmill.params_file import load_params, read_yaml
 from specmill.revision import origin_tags
-from specmill.state import LOCK, Cell, State, read_state, read_yaml
+from specmill.state import LOCK, Cell, State, read_state
 from specmill.tracking import (
     Point,
     Store,
