@@ -30,6 +30,7 @@ SPEC_COUNTERS = {
     "num_accepted_tokens": "vllm:spec_decode_num_accepted_tokens",
 }
 SPEC_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+API_KEY = "SPECMILL_API_KEY"  # environment variable: key of the servers in extract_endpoints
 PORT_IN_USE = "address already in use"  # what asyncio and the kernel call it in a server's log
 ENGINE_STEPS = "vllm:iteration_tokens_total"  # a histogram observed once per engine step
 

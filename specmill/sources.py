@@ -23,7 +23,7 @@ from typing import Any
 
 from specmill.conversations import Conversation, from_row
 from specmill.files import file_digest, tree_digest
-from specmill.params import KNOWN_PROMPTS, Dataset
+from specmill.params_data import KNOWN_PROMPTS, Dataset
 
 logger = logging.getLogger(__name__)
 

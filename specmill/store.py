@@ -1,277 +1,297 @@
-"""Hidden states by content: an append-only store of shards, and views of it.
+"""Hidden states by content: an append-only store of shards that grows, and the views cut from it.
 
-A shard is one safetensors file with many samples, named by the SHA-256 of its bytes. It is written
-under another name, flushed, and renamed, so a shard that is there is whole. Its header (8 bytes of
-length, then JSON) says which samples it holds, so the store is indexed without torch.
+    .cache/hidden_states/
+        <digest>.safetensors   shards (specmill.shards), never changed
+        index.jsonl            which sample lies in which shard (specmill.index)
+    data/hidden_states/        a view: the shards one dataset needs, hard-linked, and manifest.json
 
-    .cache/hidden_states/<sha256>.safetensors
-        states/<store_key>   bf16  [num_tokens, num_layers, hidden_size]
-        ids/<store_key>      int32 [num_tokens]
+A sample is kept under its token ids *and* its StateSpec, so another verifier, other layers or
+another dtype never meet. The index only saves reading headers: a shard without a line is read. Two
+stores are equal when their keys and checksums are, however the samples are spread over shards.
 
-A view (data/hidden_states) is what one dataset needs: the shards, hard-linked, and manifest.json,
-which lists its samples in order. Two stores are equal when their manifests' keys and checksums are.
+Run      python -m specmill.store --help
 """
 
 import contextlib
-import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
-
-from specmill.files import digest, file_digest, read_json, write_json
+from specmill import index
+from specmill.files import locked
+from specmill.manifest import write_manifest
+from specmill.shards import (
+    SUFFIX,
+    Piece,
+    Row,
+    Shard,
+    StateSpec,
+    damaged_rows,
+    flush,
+    read_shard,
+    scratch_in,
+    write_shard,
+)
+from specmill.writer import ShardWriter
 
 logger = logging.getLogger(__name__)
 
-STORE_FORMAT = 1
-"""Raise it when extraction itself changes what it writes: it is part of every store key."""
-MANIFEST = "manifest.json"
+INDEX = "index.jsonl"
 
 
 @dataclass(frozen=True)
-class StateSpec:
-    """Everything besides the token ids that shapes a sample's hidden states."""
+class Damage:
+    """What is wrong with one shard."""
 
-    verifier: str
-    """Fingerprint of the verifier."""
-    layer_ids: tuple[int, ...]
-    """Stored depths: aux ids, then the last layer (specmill.layers)."""
-    hidden_size: int
-    dtype: str
-
-    def store_key(self, sample_key: str) -> str:
-        """Digest that names one sample's hidden states."""
-        return digest(
-            {
-                "format": STORE_FORMAT,
-                "sample": sample_key,
-                "verifier": self.verifier,
-                "layers": list(self.layer_ids),
-                "dtype": self.dtype,
-            }
-        )
-
-
-def check_states(
-    spec: StateSpec, sent_ids: list[int], token_ids: torch.Tensor, states: torch.Tensor
-) -> None:
-    """Refuse hidden states that are not those of the ids sent.
-
-    Args:
-        spec: What was asked for.
-        sent_ids: Token ids sent to the engine.
-        token_ids: int64 [num_tokens], as the engine echoed them.
-        states: [num_tokens, num_layers, hidden_size].
-
-    Raises:
-        ValueError: other ids, another shape or dtype, or a value that is not finite.
-    """
-    if token_ids.tolist() != sent_ids:
-        raise ValueError(f"the engine echoed {len(token_ids)} other token ids than were sent")
-    shape = (len(sent_ids), len(spec.layer_ids), spec.hidden_size)
-    if tuple(states.shape) != shape:
-        raise ValueError(f"hidden states are {tuple(states.shape)}, expected {shape}")
-    if states.dtype != getattr(torch, spec.dtype):
-        raise ValueError(f"hidden states are {states.dtype}, expected {spec.dtype}")
-    if not bool(torch.isfinite(states).all()):
-        raise ValueError("hidden states hold NaN or infinity")
+    name: str
+    what: str
+    """`missing`, `header` or `samples`."""
+    rows: tuple[Row, ...]
+    """The samples that cannot be read from it any more."""
 
 
 class HiddenStateStore:
-    """The growing store in one folder."""
+    """The store in one folder, which is made if need be."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._shard_of: dict[str, str] = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            try:
-                held = samples_in(path)
-            except ValueError:
-                logger.warning("%s is damaged; what it held will be extracted again", path)
-                path.unlink()
-                continue
-            self._shard_of.update(dict.fromkeys(held, path.name))
+        self.shards: dict[str, Shard] = index.read_index(folder / INDEX)
+        """Every shard the store knows by name, oldest first; also those that are gone."""
+        self.unreadable: list[str] = []
+        """Files that are named like shards and are none."""
+        found = {}
+        for path in sorted(folder.glob("[!.]*" + SUFFIX)):
+            if path.name not in self.shards:
+                try:
+                    found[path.name] = read_shard(path)
+                except ValueError as error:
+                    logger.warning("%s; it is not used", error)
+                    self.unreadable.append(path.name)
+        if found:
+            self.shards |= found
+            with locked(folder / ".lock"):
+                index.rewrite(folder / INDEX, new=found.values())
+        self._find_samples()
 
-    def __contains__(self, store_key: str) -> bool:
-        return store_key in self._shard_of
+    def holds(self, spec: StateSpec, sample_key: str) -> bool:
+        """Whether the states of a sample are here."""
+        return sample_key in self.places.get(spec, {})
+
+    def pieces(self, spec: StateSpec, sample_keys: Iterable[str]) -> list[Piece]:
+        """Where the bytes of these samples lie; raises KeyError for one that is not here."""
+        here = self.places.get(spec, {})
+        return [here[key] for key in sample_keys]
+
+    def contents(self) -> dict[str, str]:
+        """Checksum by store key of everything that is here: equal stores have equal contents."""
+        return {
+            spec.store_key(key): piece.row.checksum
+            for spec, here in self.places.items()
+            for key, piece in here.items()
+        }
+
+    def add(self, spec: StateSpec, pieces: Iterable[Piece]) -> str:
+        """Copy samples into a new shard; its name."""
+        shard = write_shard(self.folder, spec, pieces)
+        self._append(shard)
+        self._remember(shard)
+        return shard.name
+
+    def link(self, path: Path) -> None:
+        """Take a shard that lies elsewhere: a hard link, or a copy across file systems."""
+        shard = read_shard(path)
+        _link(path, self.folder / path.name)
+        self._append(shard)
+        self._remember(shard)
 
     @contextlib.contextmanager
-    def writer(self, shard_bytes: int) -> Iterator["ShardWriter"]:
+    def writer(self, spec: StateSpec, shard_bytes: int) -> Iterator[ShardWriter]:
         """A writer whose finished samples are kept even when the block ends by an exception."""
-        writer = ShardWriter(self, shard_bytes)
+        writer = ShardWriter(partial(self.add, spec), spec, shard_bytes)
         try:
             yield writer
         finally:
-            writer.close_shard()
+            writer.close()
 
-    def drop_damaged(self, store_keys: list[str]) -> int:
-        """Check the bytes of the shards that hold these samples; forget and delete bad ones.
+    def check(self, names: Iterable[str]) -> list[Damage]:
+        """Read every byte of these shards, on all cores; what is wrong with them."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return [damage for damage in pool.map(self._check, names) if damage]
+
+    def lost(self, damages: list[Damage]) -> list[tuple[StateSpec, Row]]:
+        """The samples that no shard has whole any more."""
+        bad = {(damage.name, row) for damage in damages for row in damage.rows}
+        rows = {
+            (self.shards[damage.name].spec, row.sample_key): row
+            for damage in damages
+            for row in damage.rows
+        }
+        for name, shard in self.shards.items():
+            for row in shard.rows:
+                if (name, row) not in bad:
+                    rows.pop((shard.spec, row.sample_key), None)
+        return [(spec, row) for (spec, _), row in rows.items()]
+
+    def drop_damaged(self, spec: StateSpec, sample_keys: Iterable[str]) -> int:
+        """Check the shards that hold these samples; forget what is damaged, keep what is not.
 
         Returns:
-            Number of these samples that are lost and must be extracted again.
+            Number of these samples that must be extracted again.
         """
-        needed = {self._shard_of[key] for key in store_keys if key in self._shard_of}
-        damaged = {
-            name for name in needed if f"{file_digest(self.folder / name)}.safetensors" != name
-        }
-        lost = sum(self._shard_of.get(key) in damaged for key in store_keys)
-        for name in sorted(damaged):
-            logger.warning("%s is damaged and will be extracted again", self.folder / name)
-            (self.folder / name).unlink()
-        self._shard_of = {key: name for key, name in self._shard_of.items() if name not in damaged}
-        return lost
+        wanted = [key for key in sample_keys if self.holds(spec, key)]
+        gone = {name for name in self.shards if not (self.folder / name).is_file()}
+        checked: set[str] = set()
+        left = wanted
+        # more than once, because an older copy of a sample may take the place of a damaged one
+        while names := (gone | {p.file.name for p in self.pieces(spec, left)}) - checked:
+            for damage in self.check(sorted(names)):
+                logger.warning(
+                    "%s is damaged (%s): %d of its %d samples are lost",
+                    self.folder / damage.name,
+                    damage.what,
+                    len(damage.rows),
+                    len(self.shards[damage.name].rows),
+                )
+                self._replace(damage)
+            checked |= names
+            left = [key for key in wanted if self.holds(spec, key)]
+        return len(wanted) - len(left)
 
-    def add_shard(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Write one shard and index it."""
-        scratch = self.folder / f".{os.getpid()}.tmp"
-        save_file(tensors, scratch)
-        with scratch.open("rb") as written:
-            os.fsync(written.fileno())
-        scratch.chmod(0o444)
-        name = f"{file_digest(scratch)}.safetensors"
-        os.replace(scratch, self.folder / name)
-        self._shard_of.update(dict.fromkeys(samples_in(self.folder / name), name))
+    def forget(self, names: Iterable[str]) -> None:
+        """Delete shards and their lines in the index."""
+        gone = set(names)
+        if not gone:
+            return
+        with locked(self.folder / ".lock"):
+            # in this order: a file without a line is no harm, a line without a file looks like loss
+            index.rewrite(self.folder / INDEX, gone=gone)
+            for name in sorted(gone):
+                (self.folder / name).unlink(missing_ok=True)
+        self.shards = {name: shard for name, shard in self.shards.items() if name not in gone}
+        self._find_samples()
 
-    def write_view(self, folder: Path, spec: StateSpec, samples: list[tuple[str, int]]) -> None:
-        """Assemble a view of some samples.
+    def write_view(
+        self, folder: Path, spec: StateSpec, sample_keys: list[str], shard_bytes: int
+    ) -> None:
+        """Assemble a view of some samples, after compaction of shards it uses less than half of.
 
         Args:
             folder: Receives hard links (copies, across file systems) and manifest.json.
             spec: What the states are.
-            samples: (sample_key, num_tokens) in dataset order.
+            sample_keys: In dataset order.
+            shard_bytes: Size at which a shard made by compaction is closed.
 
         Raises:
             KeyError: when a sample is not in the store.
         """
+        self._copy_from_mostly_unused(spec, sample_keys, shard_bytes)
+        pieces = self.pieces(spec, sample_keys)
         folder.mkdir(parents=True, exist_ok=True)
-        rows = []
-        for sample_key, num_tokens in samples:
-            key = spec.store_key(sample_key)
-            rows.append(
-                {
-                    "sample_key": sample_key,
-                    "store_key": key,
-                    "num_tokens": num_tokens,
-                    "shard": self._shard_of[key],
-                }
-            )
-        shards = {}
-        for name in sorted({str(row["shard"]) for row in rows}):
-            source, target = self.folder / name, folder / name
-            target.unlink(missing_ok=True)
-            try:
-                os.link(source, target)
-            except OSError:
-                shutil.copy2(source, target)
-            shards[name] = {"bytes": source.stat().st_size}
-        write_json(
-            folder / MANIFEST,
-            {
-                "format": STORE_FORMAT,
-                "verifier": spec.verifier,
-                "layer_ids": list(spec.layer_ids),
-                "hidden_size": spec.hidden_size,
-                "dtype": spec.dtype,
-                "shards": shards,
-                "samples": rows,
-            },
-        )
+        for name in sorted({piece.file.name for piece in pieces}):
+            _link(self.folder / name, folder / name)
+        write_manifest(folder, spec, pieces)
 
-
-class ShardWriter:
-    """Collects verified samples and closes a shard when it is full."""
-
-    def __init__(self, store: HiddenStateStore, shard_bytes: int):
-        self._store = store
-        self._shard_bytes = shard_bytes
-        self._pending: dict[str, torch.Tensor] = {}
-        self._pending_bytes = 0
-
-    def add(self, store_key: str, token_ids: list[int], states: torch.Tensor) -> None:
-        """Queue one sample; states are [num_tokens, num_layers, hidden_size]."""
-        self._pending[f"states/{store_key}"] = states.contiguous()
-        self._pending[f"ids/{store_key}"] = torch.tensor(token_ids, dtype=torch.int32)
-        self._pending_bytes += states.numel() * states.element_size()
-        if self._pending_bytes >= self._shard_bytes:
-            self.close_shard()
-
-    def close_shard(self) -> None:
-        """Write what is queued."""
-        if self._pending:
-            self._store.add_shard(self._pending)
-        self._pending, self._pending_bytes = {}, 0
-
-
-def samples_in(shard: Path) -> list[str]:
-    """Store keys of the samples in a shard, read from its header alone.
-
-    Raises:
-        ValueError: when the file is cut or not a shard.
-    """
-    length = shard.stat().st_size
-    with shard.open("rb") as handle:
-        size = int.from_bytes(handle.read(8), "little")
-        try:
-            header = json.loads(handle.read(min(size, length)))
-            end = (
-                8
-                + size
-                + max(
-                    entry["data_offsets"][1]
-                    for name, entry in header.items()
-                    if name != "__metadata__"
-                )
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
-            end = None
-    if end != length:
-        raise ValueError(f"{shard} is damaged; delete it and run `dvc repro extract`")
-    return [name.removeprefix("states/") for name in header if name.startswith("states/")]
-
-
-class StateView:
-    """Hidden states of one dataset, read sample by sample; checked before the first is read.
-
-    Raises:
-        ValueError: when a shard is missing or its bytes are not those its name promises.
-    """
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.manifest: dict[str, Any] = read_json(folder / MANIFEST)
-        self._row_of = {row["sample_key"]: row for row in self.manifest["samples"]}
-        for name in self.manifest["shards"]:
-            path = folder / name
-            if not path.is_file() or f"{file_digest(path)}.safetensors" != name:
-                state = "damaged" if path.is_file() else "missing"
-                raise ValueError(
-                    f"{path} is {state}; remove {folder} and run `dvc pull extract` "
-                    "or `dvc repro -f extract`"
-                )
-
-    def __contains__(self, sample_key: str) -> bool:
-        return sample_key in self._row_of
-
-    def load(self, sample_key: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read one sample.
+    def compact(self, shard_bytes: int) -> tuple[int, int]:
+        """Keep every sample once, and small shards together; views must be written again after it.
 
         Returns:
-            token ids int32 [num_tokens], states [num_tokens, num_layers, hidden_size].
-
-        Raises:
-            KeyError: when the view does not hold the sample.
+            Number of shards before and after. Shards that are gone are forgotten.
         """
-        row = self._row_of[sample_key]
-        with safe_open(self.folder / row["shard"], framework="pt") as shard:
-            return (
-                shard.get_tensor(f"ids/{row['store_key']}"),
-                shard.get_tensor(f"states/{row['store_key']}"),
-            )
+        before = len(self.shards)
+        for spec, here in list(self.places.items()):
+            used: dict[str, list[Piece]] = {}
+            for piece in here.values():
+                used.setdefault(piece.file.name, []).append(piece)
+            tidy = {
+                name
+                for name, pieces in used.items()
+                if len(pieces) == len(self.shards[name].rows)
+                and 2 * self.shards[name].num_bytes >= shard_bytes
+            }
+            untidy = [name for name, shard in self.shards.items() if shard.spec == spec]
+            untidy = [name for name in untidy if name not in tidy]
+            with self.writer(spec, shard_bytes) as writer:
+                for name in untidy:
+                    for piece in used.get(name, []):
+                        writer.add(piece)
+            rewritten = {piece.file.name for piece in self.places[spec].values()}
+            self.forget([name for name in untidy if name not in rewritten])
+        self.forget([n for n in self.shards if not (self.folder / n).is_file()])
+        return before, len(self.shards)
+
+    def _copy_from_mostly_unused(
+        self, spec: StateSpec, sample_keys: list[str], shard_bytes: int
+    ) -> None:
+        """Give samples of shards that this view uses less than half of shards of their own."""
+        used: dict[str, list[Piece]] = {}
+        for piece in self.pieces(spec, dict.fromkeys(sample_keys)):
+            used.setdefault(piece.file.name, []).append(piece)
+        with self.writer(spec, shard_bytes) as writer:
+            for name, pieces in used.items():
+                num_used = sum(piece.row.num_tokens for piece in pieces)
+                if 2 * num_used < sum(row.num_tokens for row in self.shards[name].rows):
+                    for piece in pieces:
+                        writer.add(piece)
+
+    def _check(self, name: str) -> Damage | None:
+        shard, path = self.shards[name], self.folder / name
+        if not path.is_file():
+            return Damage(name, "missing", shard.rows)
+        bad = tuple(damaged_rows(shard, path))
+        try:
+            read_shard(path)
+        except ValueError:
+            return Damage(name, "header", bad)
+        return Damage(name, "samples", bad) if bad else None
+
+    def _replace(self, damage: Damage) -> None:
+        """Write what is whole of a damaged shard into a new one; its bytes alone are trusted."""
+        shard, bad = self.shards[damage.name], set(damage.rows)
+        whole = [p for p in shard.pieces(self.folder / damage.name) if p.row not in bad]
+        # if its header alone is damaged, the new shard has its name and is in its place already
+        if not whole or self.add(shard.spec, whole) != damage.name:
+            self.forget([damage.name])
+
+    def _find_samples(self) -> None:
+        self.places: dict[StateSpec, dict[str, Piece]] = {}
+        """Where the bytes of every sample that is here lie, by spec and sample key."""
+        for name, shard in self.shards.items():
+            if (self.folder / name).is_file():
+                self._remember(shard)
+
+    def _remember(self, shard: Shard) -> None:
+        places = self.places.setdefault(shard.spec, {})
+        # of two shards with the same sample the younger counts: compaction made it
+        places.update((p.row.sample_key, p) for p in shard.pieces(self.folder / shard.name))
+
+    def _append(self, shard: Shard) -> None:
+        self.shards.pop(shard.name, None)
+        self.shards[shard.name] = shard
+        with locked(self.folder / ".lock"):
+            index.append(self.folder / INDEX, shard)
+
+
+def _link(source: Path, target: Path) -> None:
+    scratch = scratch_in(target.parent)
+    try:
+        try:
+            os.link(source, scratch)
+        except OSError:  # another file system
+            shutil.copy2(source, scratch)
+        flush(scratch)
+        os.replace(scratch, target)
+    finally:
+        scratch.unlink(missing_ok=True)  # it is left where both are the same file already
+    flush(target.parent)
+
+
+if __name__ == "__main__":
+    from specmill.store_commands import main
+
+    main()

@@ -1,14 +1,15 @@
 """Train an EAGLE-3 head with speculators on hidden states from the store.
 
 speculators brings the model, the losses, the packing, the optimizers and the Trainer. Ours is what
-lies between: samples come from the store by key and a missing one is an error; the vocabulary is
-the one chosen, checked after construction; progress is kept per epoch.
+lies between: samples come from the store by key (specmill.transfer); the vocabulary is the one
+chosen, checked after construction; progress is kept per epoch.
 """
 
 import logging
 import math
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from speculators.models.eagle3.core import Eagle3DraftModel
 from speculators.models.eagle3.data import shift_batch
 from speculators.train.checkpointer import SingleGPUCheckpointer
 from speculators.train.cli import create_transformer_layer_config
-from speculators.train.data import BaseDataset, CollateFn
+from speculators.train.data import CollateFn
 from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
 from speculators.train.trainer import Trainer, TrainerConfig
 from torch.utils.data import DataLoader
@@ -28,8 +29,7 @@ from specmill import compat
 from specmill.files import read_json, write_json
 from specmill.head import expected_length
 from specmill.params import Train
-from specmill.samples import Sample
-from specmill.store import StateView
+from specmill.transfer import StoredSamples
 
 logger = logging.getLogger(__name__)
 
@@ -37,63 +37,6 @@ _EPOCH = "epoch.json"
 """Held-out metrics of an epoch; written last, so an epoch that has it is complete."""
 
 EpochCallback = Callable[[int, dict[str, float]], None]
-
-
-class StoredSamples(BaseDataset):
-    """Samples with their hidden states, as speculators' trainer reads them.
-
-    For a sample x0 ... x9 with states g (aux layers) and y (last layer), `shift_batch` of
-    speculators then pairs the token *after* a state with it, since a draft model sees the token
-    the verifier has just chosen:
-
-        position         0   1   2  ...  8
-        input_ids       x1  x2  x3  ... x9
-        hidden_states   g0  g1  g2  ... g8     what the verifier knew when it chose that token
-        verifier_last   y1  y2  y3  ... y9     target of step 0: the token after input_ids
-    """
-
-    def __init__(self, samples: list[Sample], view: StateView, max_len: int, dtype: torch.dtype):
-        missing = [sample for sample in samples if sample.sample_key not in view]
-        if missing:
-            raise ValueError(
-                f"hidden states of {len(missing)} of {len(samples)} samples are missing, the first "
-                f"{missing[0].sample_key[:12]}; run `dvc repro extract`"
-            )
-        for sample in samples:
-            if not sample.loss_mask[:max_len].any():
-                raise ValueError(
-                    f"train.tokens_per_step is {max_len}, which leaves no trained token of sample "
-                    f"{sample.sample_key[:12]} ({len(sample.input_ids)} tokens); raise it"
-                )
-        num_cut = sum(len(sample.input_ids) > max_len for sample in samples)
-        if num_cut:
-            logger.warning("train.tokens_per_step cuts %d of %d samples", num_cut, len(samples))
-        self._samples = samples
-        self._view = view
-        super().__init__(max_len, dtype)
-
-    @property
-    def sample_keys(self) -> list[str]:
-        """Keys of the samples, in order."""
-        return [sample.sample_key for sample in self._samples]
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def _compute_approx_lengths(self) -> list[int]:
-        return [len(sample.input_ids) for sample in self._samples]
-
-    def _get_raw_data(self, index: int) -> dict[str, torch.Tensor]:
-        sample = self._samples[index]
-        ids, states = self._view.load(sample.sample_key)  # [num_tokens, num_layers, hidden_size]
-        if ids.tolist() != sample.input_ids.tolist():
-            raise ValueError(f"hidden states of sample {sample.sample_key[:12]} have other ids")
-        return {
-            "hidden_states": states[:, :-1].flatten(1),  # [num_tokens, num_aux * hidden_size]
-            "verifier_last_hidden_states": states[:, -1],  # [num_tokens, hidden_size]
-            "input_ids": ids.long(),  # [num_tokens]
-            "loss_mask": torch.from_numpy(sample.loss_mask).bool(),  # [num_tokens]
-        }
 
 
 def build_draft_model(
@@ -192,7 +135,34 @@ class _Trainer(Trainer):
         return metrics
 
 
-def _loader(data: StoredSamples, chosen: Train, hidden_size: int, num_aux: int) -> DataLoader:
+class Loader(DataLoader):
+    """A DataLoader that knows how long it was waited for."""
+
+    waited_s = 0.0
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = super().__iter__()
+        while True:
+            asked = time.monotonic()
+            batch = next(batches, None)
+            self.waited_s += time.monotonic() - asked
+            if batch is None:
+                return
+            yield batch
+
+
+def make_loader(
+    data: StoredSamples, chosen: Train, hidden_size: int, num_aux: int, workers: int
+) -> Loader:
+    """Packed batches of `train.tokens_per_step` tokens, in an order drawn from `train.seed`.
+
+    Args:
+        data: The samples.
+        chosen: Parameters of training.
+        hidden_size: Of the verifier.
+        num_aux: Number of aux layers.
+        workers: Processes that read ahead; 0 reads between two steps.
+    """
     sampler = MultipackDistributedBatchSamplerV2(
         batch_max_length=chosen.tokens_per_step,
         lengths=data.approx_lengths,
@@ -207,7 +177,16 @@ def _loader(data: StoredSamples, chosen: Train, hidden_size: int, num_aux: int) 
         dtype=data.hidden_states_dtype,
         preprocess=shift_batch,
     )
-    return DataLoader(data, batch_sampler=sampler, collate_fn=collate)
+    return Loader(
+        data,
+        batch_sampler=sampler,
+        collate_fn=collate,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        # a process that holds a GPU or threads must not be forked
+        multiprocessing_context="spawn" if workers else None,
+        pin_memory=compat.device() == "cuda",
+    )
 
 
 def train(
@@ -217,12 +196,17 @@ def train(
     chosen: Train,
     checkpoints: Path,
     on_epoch: EpochCallback,
+    workers: int = 0,
 ) -> tuple[Path, list[dict[str, float]]]:
     """Train, resuming from the last complete epoch in `checkpoints`.
 
     Returns:
         The folder of the best epoch (`expected_length`), and every epoch's held-out metrics.
     """
+    if training.num_cut:
+        logger.warning(
+            "train.tokens_per_step cuts %d of %d samples", training.num_cut, len(training)
+        )
     _drop_incomplete(checkpoints)
     machine = compat.device()
     call_kwargs, val_kwargs = model.get_trainer_kwargs(
@@ -246,17 +230,17 @@ def train(
     )
     hidden_size = model.hidden_size
     num_aux = len(model.target_layer_ids)
+    loaders = [
+        make_loader(data, chosen, hidden_size, num_aux, workers) for data in (training, heldout)
+    ]
+    started = time.monotonic()
     with compat.trainable_without_accelerator():
-        trainer = _Trainer(
-            model,
-            config,
-            _loader(training, chosen, hidden_size, num_aux),
-            _loader(heldout, chosen, hidden_size, num_aux),
-            on_epoch=on_epoch,
-        )
+        trainer = _Trainer(model, config, *loaders, on_epoch=on_epoch)
         # without speculators' signal handling, which returns from an interrupted training as if
         # it had ended
         _Trainer.run_training.__wrapped__(trainer)
+    waited = sum(loader.waited_s for loader in loaders)
+    logger.info("waited %.2f%% of the time for data", 100 * waited / (time.monotonic() - started))
     epochs = [read_json(checkpoints / str(epoch) / _EPOCH) for epoch in range(chosen.epochs)]
     best = max(range(chosen.epochs), key=lambda epoch: expected_length(epochs[epoch]))
     return checkpoints / str(best), epochs

@@ -10,13 +10,14 @@ Run      dvc repro extract
 """
 
 from specmill import paths
+from specmill.engines import engines
 from specmill.extract import extract_missing
 from specmill.files import read_json
-from specmill.layers import aux_layer_ids, stored_layer_ids
+from specmill.layers import states_of
+from specmill.manifest import write_manifest
 from specmill.samples import read_samples
 from specmill.stage import open_stage
-from specmill.store import HiddenStateStore, StateSpec
-from specmill.verifier import model_path
+from specmill.store import HiddenStateStore
 
 
 def main() -> None:
@@ -24,39 +25,42 @@ def main() -> None:
     with open_stage("extract", ["extract"]) as stage:
         chosen, runtime = stage.params.extract, stage.params.runtime
         verifier = read_json(paths.IDENTITY)
-        layers = stored_layer_ids(
-            aux_layer_ids(chosen.aux_layer_ids, verifier["num_layers"]), verifier["num_layers"]
-        )
-        spec = StateSpec(
-            verifier["fingerprint"], tuple(layers), verifier["hidden_size"], verifier["dtype"]
-        )
+        spec = states_of(verifier, chosen.aux_layer_ids, chosen.dtype)
         samples = [
             sample
             for split in ("train", "heldout")
             for sample in read_samples(paths.PREPARED / f"{split}.parquet")
         ]
-        store = HiddenStateStore(paths.CACHE / "hidden_states")
-        num_extracted = extract_missing(
-            samples,
-            spec,
-            store,
-            model_path(paths.VERIFIER),
-            max_model_len=verifier["max_model_len"],
-            shard_bytes=chosen.shard_mib * 2**20,
-            batch=runtime.extract_batch,
-            staging=paths.CACHE / "staging",
-            cpu_kv_cache_gib=runtime.cpu_kv_cache_gib,
-            gpu_memory_utilization=runtime.gpu_memory_utilization,
-        )
-        store.write_view(
-            paths.HIDDEN_STATES,
-            spec,
-            [(sample.sample_key, len(sample.input_ids)) for sample in samples],
-        )
         num_tokens = sum(len(sample.input_ids) for sample in samples)
+        if chosen.mode == "online":
+            write_manifest(paths.HIDDEN_STATES, spec, [], online=True)
+            num_extracted = 0
+        else:
+            store = HiddenStateStore(paths.STORE)
+            num_extracted = extract_missing(
+                samples,
+                spec,
+                store,
+                engines(spec, paths.VERIFIER, paths.STAGING, verifier["max_model_len"], runtime),
+                shard_bytes=chosen.shard_mib * 2**20,
+                staging=paths.STAGING,
+                window=runtime.extract_window,
+            )
+            store.write_view(
+                paths.HIDDEN_STATES,
+                spec,
+                [sample.sample_key for sample in samples],
+                chosen.shard_mib * 2**20,
+            )
         stage.write_metrics(
             paths.REPORTS / "extract.json",
-            {"num_samples": len(samples), "num_tokens": num_tokens, "layer_ids": layers},
+            {
+                "num_samples": len(samples),
+                "num_tokens": num_tokens,
+                "layer_ids": list(spec.layer_ids),
+                "bytes_per_token": spec.bytes_per_token,
+                "gigabytes": round(num_tokens * spec.bytes_per_token / 1e9, 3),
+            },
         )
         stage.tracker.log_metrics({"num_tokens_extracted_now": num_extracted})
 

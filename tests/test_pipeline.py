@@ -15,29 +15,11 @@ import pytest
 from specmill.files import read_json
 from specmill.layers import default_aux_layer_ids
 from specmill.samples import Sample, read_samples
-from specmill.store import StateView
+from specmill.view import StateView
 from specmill.vocab import load_tables
 from tests.workspace import Workspace
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    workspace = Workspace(tmp_path_factory.mktemp("pipeline") / "repository")
-    # smoke settings, with enough samples for a head that is right now and then
-    smoke = (workspace.folder / "profiles/smoke.yaml").read_text()
-    assert "limit: 10\n" in smoke
-    (workspace.folder / "params.yaml").write_text(smoke.replace("limit: 10\n", "limit: 40\n"))
-    workspace.commit("smoke settings")
-    workspace.stages_run("dvc", "repro")
-    workspace.commit("everything ran")
-    return workspace
-
-
-@pytest.fixture(scope="module")
-def folder(pipeline: Workspace) -> Path:
-    return pipeline.folder
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +82,10 @@ def test_hidden_states_are_those_of_transformers(folder: Path, training: list[Sa
         )
     )
     view = StateView(folder / "data/hidden_states")
-    layers = view.manifest["layer_ids"]
+    layers = list(view.spec.layer_ids)
     assert layers == [*default_aux_layer_ids(30), 30]
     for sample in training[:3]:
-        ids, states = view.load(sample.sample_key)  # [num_tokens, num_layers, hidden_size]
+        ids, states, _ = view.load(sample.sample_key)  # [num_tokens, num_layers, hidden_size]
         assert ids.tolist() == sample.input_ids.tolist()
         last.clear()
         with torch.no_grad():

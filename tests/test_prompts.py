@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specmill.conversations import Conversation, from_row
-from specmill.params import Dataset
+from specmill.params_data import Dataset
 from specmill.prompts import (
     drop_bench_prompts,
     normalise,

@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 import stages.sources
 from specmill import sources
 from specmill.conversations import Conversation
-from specmill.params import Dataset
+from specmill.params_data import Dataset
 from specmill.sources import Reading, check_readable, identify, read_conversations
 
 ROOT = Path(__file__).parents[1]
@@ -214,7 +214,7 @@ def test_offline_a_hub_dataset_comes_from_the_cache_or_is_one_error(
     shutil.copytree(arrow.parent, cached)
     (cached / arrow.name).rename(cached / "open-perfectblend-train.arrow")
     code = """
-from specmill.params import Dataset
+from specmill.params_data import Dataset
 from specmill.sources import read_conversations
 for name in ("mlabonne/open-perfectblend", "org/elsewhere"):
     try:

@@ -17,8 +17,12 @@ from specmill.head import curves, expected_length, export_head
 from specmill.methods.eagle3 import check_head
 from specmill.params import Train
 from specmill.samples import Sample
-from specmill.store import HiddenStateStore, StateSpec, StateView
-from specmill.training import StoredSamples, build_draft_model, check_vocabulary, train
+from specmill.shards import Shard, StateSpec
+from specmill.states import stage
+from specmill.store import HiddenStateStore
+from specmill.training import build_draft_model, check_vocabulary, train
+from specmill.transfer import StoredSamples
+from specmill.view import StateView
 from specmill.vocab import build_tables, tables_digest
 from tests.fakes import sample
 
@@ -35,6 +39,7 @@ CHOSEN = Train(
     ttt_steps=2,
     ttt_step_loss_decay=1.0,
     loss="kl_div",
+    max_samples=None,
     tokens_per_step=64,
     num_layers=1,
     sliding_window=64,
@@ -48,12 +53,25 @@ def make_view(
     folder: Path, samples: list[Sample], states: list[torch.Tensor], spec: StateSpec = SPEC
 ) -> StateView:
     store = HiddenStateStore(folder / "store")
-    with store.writer(10**6) as writer:
-        for one, its_states in zip(samples, states, strict=True):
-            writer.add(spec.store_key(one.sample_key), one.input_ids.tolist(), its_states)
-    rows = [(one.sample_key, len(one.input_ids)) for one in samples]
-    store.write_view(folder / "view", spec, rows)
+    with store.writer(spec, 10**6) as writer:
+        for number, (one, its_states) in enumerate(zip(samples, states, strict=True)):
+            file = folder / f"{number}.safetensors"
+            row = stage(file, spec, torch.from_numpy(one.input_ids), its_states)
+            writer.add(next(Shard(spec, (row,)).pieces(file)), staged=True)
+    store.write_view(folder / "view", spec, [one.sample_key for one in samples], 10**6)
     return StateView(folder / "view")
+
+
+def stored(
+    samples: list[Sample],
+    view: StateView,
+    max_len: int = 64,
+    dtype: torch.dtype = torch.bfloat16,
+    endpoints: list[str] | None = None,
+) -> StoredSamples:
+    """The samples in a folder of their own beside the view."""
+    folder = view.folder.parent / f"samples-{len(list(view.folder.parent.iterdir()))}"
+    return StoredSamples(samples, view, folder, max_len, dtype, endpoints or [], 60)
 
 
 def random_samples(count: int) -> tuple[list[Sample], list[torch.Tensor]]:
@@ -110,8 +128,8 @@ def datasets(tmp_path: Path) -> tuple[StoredSamples, StoredSamples]:
     samples, states = random_samples(12)
     view = make_view(tmp_path, samples, states)
     return (
-        StoredSamples(samples[:8], view, 64, torch.bfloat16),
-        StoredSamples(samples[8:], view, 64, torch.bfloat16),
+        stored(samples[:8], view),
+        stored(samples[8:], view),
     )
 
 
@@ -136,7 +154,7 @@ def test_a_stored_sample_has_its_aux_states_joined_and_the_last_layer_apart(
     tmp_path: Path,
 ) -> None:
     one, view = ten_token_view(tmp_path)
-    item = StoredSamples([one], view, 64, torch.float32)[0]
+    item = stored([one], view, 64, torch.float32)[0]
     assert item["input_ids"].tolist() == list(range(50, 60))
     assert item["hidden_states"].tolist() == [[10 * i + 1, 10 * i + 2] for i in range(10)]
     assert item["verifier_last_hidden_states"].tolist() == [[10 * i + 3] for i in range(10)]
@@ -147,7 +165,7 @@ def test_the_shift_pairs_each_token_with_what_the_verifier_knew_when_it_chose_it
     tmp_path: Path,
 ) -> None:
     one, view = ten_token_view(tmp_path)
-    shifted = shift_batch(StoredSamples([one], view, 64, torch.float32)[0])
+    shifted = shift_batch(stored([one], view, 64, torch.float32)[0])
     for position in range(9):
         # x1 g0 y1, x2 g1 y2 ... x9 g8 y9
         assert shifted["input_ids"][position] == 50 + position + 1
@@ -178,21 +196,9 @@ def test_missing_states_are_refused_with_their_number_and_the_first_sample(
     samples, states = random_samples(4)
     view = make_view(tmp_path, [samples[0], samples[2]], [states[0], states[2]])
     with pytest.raises(
-        ValueError, match=f"of 2 of 4 samples are missing, the first {samples[1].sample_key[:12]}"
+        ValueError, match=f"states of 2 of 4 samples, the first {samples[1].sample_key[:12]}"
     ):
-        StoredSamples(samples, view, 64, torch.bfloat16)
-
-
-def test_states_of_other_ids_are_refused_when_they_are_read(tmp_path: Path) -> None:
-    (one, other), states = random_samples(2)
-    store = HiddenStateStore(tmp_path / "store")
-    with store.writer(10**6) as writer:
-        key = SPEC.store_key(one.sample_key)
-        writer.add(key, other.input_ids.tolist(), states[0])
-    store.write_view(tmp_path / "view", SPEC, [(one.sample_key, 12)])
-    data = StoredSamples([one], StateView(tmp_path / "view"), 64, torch.bfloat16)
-    with pytest.raises(ValueError, match=f"sample {one.sample_key[:12]} have other ids"):
-        data[0]
+        stored(samples, view)
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -377,8 +383,8 @@ def test_training_learns_what_only_the_states_of_the_right_position_tell(
     view = make_view(tmp_path, samples, states)
     _, epochs = train(
         new_model(verifier_head),
-        StoredSamples(samples[:40], view, 64, torch.bfloat16),
-        StoredSamples(samples[40:], view, 64, torch.bfloat16),
+        stored(samples[:40], view),
+        stored(samples[40:], view),
         CHOSEN.model_copy(update={"epochs": 4}),
         tmp_path / "checkpoints",
         lambda *_: None,
@@ -461,9 +467,9 @@ def test_the_step_timer_is_borrowed_and_given_back_even_after_an_error() -> None
 
 def test_steps_that_leave_a_sample_no_trained_token_are_refused(tmp_path: Path) -> None:
     one, view = ten_token_view(tmp_path)  # three tokens of prompt, seven of answer
-    assert len(StoredSamples([one], view, 4, torch.float32)) == 1
+    assert len(stored([one], view, 4, torch.float32)) == 1
     with pytest.raises(ValueError, match=r"train\.tokens_per_step is 3, which leaves no trained"):
-        StoredSamples([one], view, 3, torch.float32)
+        stored([one], view, 3, torch.float32)
 
 
 @pytest.mark.usefixtures("on_cpu")

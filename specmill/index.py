@@ -1,0 +1,59 @@
+"""index.jsonl: which sample lies in which shard, one line a shard, oldest first.
+
+A line that is damaged is no line: the shard's name must follow from what the line says it holds.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from specmill.files import write_atomically
+from specmill.shards import Shard, describe, parse
+
+logger = logging.getLogger(__name__)
+
+
+def append(path: Path, shard: Shard) -> None:
+    """Add a shard's line and flush it to the disk; the caller holds the store's lock."""
+    with path.open("a+b", buffering=0) as index:
+        # a line that a crash has cut must not swallow this one
+        index.seek(-1 if (length := index.tell()) else 0, os.SEEK_END)
+        is_cut = bool(length) and index.read(1) != b"\n"
+        index.write((b"\n" if is_cut else b"") + _line(shard))
+        os.fsync(index.fileno())
+
+
+def rewrite(path: Path, *, new: Iterable[Shard] = (), gone: Iterable[str] = ()) -> None:
+    """Replace the index by one without damaged lines; the caller holds the store's lock."""
+    known = read_index(path) | {shard.name: shard for shard in new}
+    for name in gone:
+        known.pop(name, None)
+    write_atomically(path, b"".join(map(_line, known.values())))
+
+
+def _line(shard: Shard) -> bytes:
+    return json.dumps({"shard": shard.name, **describe(shard)}).encode() + b"\n"
+
+
+def read_index(path: Path) -> dict[str, Shard]:
+    """Shards by name, oldest first; lines from which the shard's name does not follow are left."""
+    found: dict[str, Shard] = {}
+    for number, line in enumerate(path.read_bytes().splitlines() if path.is_file() else [], 1):
+        if not line.strip():
+            continue
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            name = fields.pop("shard")
+            shard = parse(fields)
+            is_whole = shard.name == name
+        except (ValueError, KeyError, TypeError, AttributeError):
+            is_whole = False
+        if not is_whole:
+            logger.warning("line %d of %s is damaged; its shard is read instead", number, path)
+            continue
+        found.pop(shard.name, None)
+        found[shard.name] = shard
+    return found
