@@ -3,16 +3,16 @@
 Loaded by vLLM inside its engine through `kv_connector_module_path`. vLLM's example connector keeps
 the books (which request, which blocks, which lock); ours is what happens to the states:
 
-- They are copied straight from the cache's blocks to the host, runs of neighbouring blocks at once.
-  The example gathers a whole request on the device first (vllm#49310), and on a machine without a
-  GPU it dies, because it allocates pinned memory and CUDA events unconditionally.
+- What a step has finished is copied to the host at once, through a buffer of fixed size. The
+  example copies request by request and gathers each whole one on the device first (vllm#49310); on
+  a machine without a GPU it dies, because it allocates pinned memory and CUDA events.
 - Threads check them, turn them into what is kept (fp8 if asked for), take the checksum and write
   the file under another name before it gets its own. Whoever waits for the request's lock finds the
-  file, or `<file>.error` with the reason why there is none."""
+  file, or `<file>.error` with the reason why there is none.
+"""
 
 import fcntl
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connecto
 
 from specmill.shards import StateSpec
 from specmill.states import stage
+
+_BUFFER_BYTES = 64 * 2**20  # on the device; more does not make copies faster
 
 
 class _Done:
@@ -42,57 +44,71 @@ class HiddenStatesConnector(ExampleHiddenStatesConnector):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        self._buffer: torch.Tensor | None = None
         self._spec = StateSpec.of(self._kv_transfer_config.get_from_extra_config("states", None))
 
-    def _submit_async_write(self, pending: Any) -> None:
-        if not self._is_tp_rank_zero:
-            return
-        lock = self._lock_fds.pop(pending.req_id, None)
-        if lock is None:
-            lock = os.open(pending.filename + ".lock", os.O_CREAT | os.O_WRONLY, 0o644)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        states, done = self._copy(pending.block_ids, len(pending.token_ids))
-        future = self._executor.submit(
-            _write, Path(pending.filename), self._spec, pending.token_ids, states, done, lock
-        )
-        self._req_copy_events[pending.req_id] = done
-        self._req_futures[pending.req_id] = future
-        future.add_done_callback(partial(self._on_write_done, pending.req_id))
+    def get_finished(self, finished_req_ids: set[str]) -> Any:
+        """Hand the requests that this step has finished over to be staged, all at once."""
+        if self.has_connector_metadata() and self._is_tp_rank_zero:
+            metadata = self._get_connector_metadata()
+            self._stage(metadata.pending_saves)
+            metadata.pending_saves = []  # what the example would copy request by request
+        return super().get_finished(finished_req_ids)
 
-    def _copy(self, block_ids: list[int], num_tokens: int) -> tuple[torch.Tensor, Any]:
-        """States [num_tokens, num_layers, hidden_size] on the host, and the event of their copy."""
+    def _stage(self, requests: list[Any]) -> None:
+        if not requests:
+            return
+        size = self._block_size
+        # a request that lost its blocks before it was aborted has none: too few states are refused
+        blocks = [one.block_ids[: -(-len(one.token_ids) // size)] for one in requests]
+        host, done = self._copy([block for ids in blocks for block in ids])
+        start = 0
+        for one, ids in zip(requests, blocks, strict=True):
+            states = host[start : start + len(ids)].flatten(0, 1)[: len(one.token_ids)]
+            start += len(ids)
+            lock = self._lock_fds.pop(one.req_id, None)
+            if lock is None:
+                lock = os.open(one.filename + ".lock", os.O_CREAT | os.O_WRONLY, 0o644)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            future = self._executor.submit(
+                _write, Path(one.filename), self._spec, one.token_ids, states, done, lock
+            )
+            self._req_copy_events[one.req_id] = done
+            self._req_futures[one.req_id] = future
+            future.add_done_callback(partial(self._on_write_done, one.req_id))
+
+    def _copy(self, block_ids: list[int]) -> tuple[torch.Tensor, Any]:
+        """Blocks of the cache on the host, and the event of their copy.
+
+        Returns:
+            States [num_blocks, block_size, num_layers, hidden_size].
+        """
         assert self._kv_cache is not None
-        size, cache = self._block_size, self._kv_cache
+        cache = self._kv_cache
         # 0.32 shows a block as [layers, tokens], 0.26 as [tokens, layers]
         assert cache.shape[1] != cache.shape[2], f"ambiguous cache of shape {tuple(cache.shape)}"
-        if cache.shape[2] == size:
+        if cache.shape[2] == self._block_size:
             cache = cache.transpose(1, 2)
-        # a request that lost its blocks before it was aborted has none: too few states are refused
-        block_ids = block_ids[: -(-num_tokens // size)]
-        host = torch.empty(
-            (len(block_ids), *cache.shape[1:]), dtype=cache.dtype, pin_memory=cache.is_cuda
-        )
         if not cache.is_cuda:
-            for at, first, count in _runs(block_ids):
-                host[at : at + count].copy_(cache[first : first + count])
-            return host.flatten(0, 1)[:num_tokens], _Done()
+            return torch.index_select(cache, 0, torch.tensor(block_ids, dtype=torch.long)), _Done()
+        host = torch.empty((len(block_ids), *cache.shape[1:]), dtype=cache.dtype, pin_memory=True)
+        indices = torch.tensor(block_ids, dtype=torch.long, pin_memory=True)
+        if self._buffer is None:
+            blocks = max(1, _BUFFER_BYTES // cache[0].nbytes)
+            self._buffer = torch.empty((blocks, *cache.shape[1:]), dtype=cache.dtype, device="cuda")
         stream = self._get_copy_stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for at, first, count in _runs(block_ids):
-                host[at : at + count].copy_(cache[first : first + count], non_blocking=True)
+            places = indices.to(cache.device, non_blocking=True)
+            # the stream does one thing after the other, so one buffer serves them all
+            for first in range(0, len(block_ids), len(self._buffer)):
+                some = places[first : first + len(self._buffer)]
+                gathered = self._buffer[: len(some)]
+                torch.index_select(cache, 0, some, out=gathered)
+                host[first : first + len(some)].copy_(gathered, non_blocking=True)
         done = torch.cuda.Event()
         done.record(stream)
-        return host.flatten(0, 1)[:num_tokens], done
-
-
-def _runs(block_ids: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Runs of neighbouring blocks: (place in the request, first block, number of blocks)."""
-    start = 0
-    for end in range(1, len(block_ids) + 1):
-        if end == len(block_ids) or block_ids[end] != block_ids[end - 1] + 1:
-            yield start, block_ids[start], end - start
-            start = end
+        return host, done
 
 
 def _write(

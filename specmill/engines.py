@@ -69,6 +69,7 @@ def extraction_settings(spec: StateSpec, staging: Path, max_model_len: int) -> d
             "kv_connector_extra_config": {
                 "shared_storage_path": str(staging.absolute()),
                 "states": asdict(spec),
+                "num_writer_threads": 4,  # more of them hold up the engine's own Python
             },
         },
     }
@@ -95,10 +96,12 @@ def local_engine(model: Path, settings: dict[str, Any], runtime: Runtime) -> Ite
 def work_here(engine: Any, work: Work) -> None:
     """Let an engine of this process do the work.
 
+    A thread drives it, so that what goes wrong while filing is raised even if the engine hangs.
+
     Raises:
         RuntimeError: when the engine dies.
     """
-    with ThreadPool(1) as pool:  # of daemons: an engine that hangs keeps no process from ending
+    with ThreadPool(1) as pool:  # of a daemon: it keeps no process from ending
         driving = pool.apply_async(_drive_here, (engine, work))
         while not (work.is_done or driving.ready()):
             work.wait()
@@ -200,6 +203,7 @@ async def _drive(url: str, client: httpx.AsyncClient, work: Work, timeout_s: flo
     except httpx.TransportError as error:
         logger.warning("%s is gone (%r); the others take over its samples", url, error)
         await _stop(asked)
+        # what it is still writing need not be computed again; a lock may hang as its holder does
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 for unfinished in being_written(work.staging):

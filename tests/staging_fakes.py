@@ -231,6 +231,8 @@ class FakeServer:
         self.dies_at: int | None = None
         """The request, from 0, at which the server is dead for it and all others."""
         self.url = ""
+        self.share_of_slow_writes = 0.0
+        """These take so long that another extraction can begin meanwhile."""
         self.closing = threading.Event()
         self._random = random.Random(seed)
         self._longest_delay_s = longest_delay_s
@@ -317,6 +319,8 @@ class FakeServer:
             self._is_dead = self._is_dead or len(self.asked) == self.dies_at
             self.asked.append(key)
             wait_s = [self._random.uniform(0, self._longest_delay_s) for _ in range(2)]
+            if self._random.random() < self.share_of_slow_writes:
+                wait_s[1] += 0.4
         how = "dead" if self._is_dead else self.how.get(key, "")
         if how == "staged, then dead":
             self._is_dead = True

@@ -1,5 +1,6 @@
 """What runs inside vLLM: from the blocks of its cache to a staged file."""
 
+import fcntl
 import os
 import resource
 import signal
@@ -11,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
+    ExampleHiddenStatesConnectorMetadata,
     PendingSave,
 )
 
-from specmill.connector import HiddenStatesConnector, _runs, _write
+from specmill.connector import HiddenStatesConnector, _write
 from specmill.shards import FP8, StateSpec, read_shard
 from specmill.staging import Work, adopt, is_locked
 from specmill.store import HiddenStateStore
@@ -51,26 +54,43 @@ def connector() -> Iterator[HiddenStatesConnector]:
     one._lock_fds = {}
     one._req_futures = {}
     one._req_copy_events = {}
+    one._copy_stream = one._buffer = None
+    one._accumulated_finished_req_ids = set()
     one._executor = ThreadPoolExecutor(2)
     yield one
     one._executor.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("block_ids", "runs"),
-    [
-        ([], []),
-        ([7], [(0, 7, 1)]),
-        ([3, 4, 5], [(0, 3, 3)]),
-        ([5, 4, 3], [(0, 5, 1), (1, 4, 1), (2, 3, 1)]),
-        ([1, 2, 9, 10, 11, 4], [(0, 1, 2), (2, 9, 3), (5, 4, 1)]),
-        ([0, 0, 1], [(0, 0, 1), (1, 0, 2)]),
-    ],
-)
-def test_neighbouring_blocks_are_copied_as_one_run(
-    block_ids: list[int], runs: list[tuple[int, int, int]]
-) -> None:
-    assert list(_runs(block_ids)) == runs
+Request = tuple[str, list[int], list[int]]
+"""Name, token ids, blocks."""
+
+
+def finish(
+    connector: HiddenStatesConnector, folder: Path, requests: list[Request], *, lock: bool = True
+) -> Any:
+    """Finish requests in one step, as vLLM does, which holds their locks if `lock`."""
+    saves = []
+    for name, ids, blocks in requests:
+        path = folder / f"{name}.safetensors"
+        if lock:
+            handle = os.open(f"{path}.lock", os.O_CREAT | os.O_WRONLY, 0o644)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            connector._lock_fds[name] = handle
+        saves.append(PendingSave(name, str(path), torch.tensor(ids), blocks))
+    connector.bind_connector_metadata(ExampleHiddenStatesConnectorMetadata(saves))
+    return connector.get_finished({name for name, _, _ in requests})
+
+
+def staged_at(path: Path) -> dict[str, torch.Tensor]:
+    """What was staged at a path, by kind, once its lock is free."""
+    wait_until(lambda: not is_locked(path) and path.is_file())
+    return {name.split("/")[0]: tensor for name, tensor in load_file(path).items()}
+
+
+def numbers() -> torch.Tensor:
+    """A cache [10 blocks, tokens, layers, width] of different numbers, exact in bfloat16."""
+    count = torch.arange(10 * BLOCK * 2 * 3)
+    return torch.where(count < 120, count, 119 - count).reshape(10, BLOCK, 2, 3).bfloat16()
 
 
 def by_token(cache: torch.Tensor, block_ids: list[int], num_tokens: int) -> torch.Tensor:
@@ -79,67 +99,116 @@ def by_token(cache: torch.Tensor, block_ids: list[int], num_tokens: int) -> torc
     return torch.stack(rows)
 
 
+# vLLM 0.32 shows a block as [layers, tokens, width], 0.26 as [tokens, layers, width]
 @pytest.mark.parametrize("layers_first", [True, False])
 @pytest.mark.parametrize(
     "block_ids", [[3, 4, 5], [5, 4, 3], [9, 0, 2], [6, 7, 1], [8, 3, 4], [1, 2, 3, 4, 5]]
 )
 @pytest.mark.parametrize("num_tokens", [1, 4, 9, 12])
 def test_the_states_of_a_request_are_gathered_from_its_blocks_in_order(
-    connector: HiddenStatesConnector, layers_first: bool, block_ids: list[int], num_tokens: int
+    connector: HiddenStatesConnector,
+    place: Workplace,
+    layers_first: bool,
+    block_ids: list[int],
+    num_tokens: int,
 ) -> None:
-    cache = torch.arange(10 * BLOCK * 2 * 3).reshape(10, BLOCK, 2, 3).float()
-    # vLLM 0.32 shows a block as [layers, tokens, width], 0.26 as [tokens, layers, width]
+    cache, ids = numbers(), list(range(num_tokens))
     connector._kv_cache = cache.transpose(1, 2) if layers_first else cache
-    states, done = connector._copy(block_ids, num_tokens)
-    assert states.shape == (num_tokens, 2, 3)
-    assert torch.equal(states, by_token(cache, block_ids, num_tokens))
-    assert done.query()
+    finish(connector, place.staging, [("a", ids, block_ids)])
+    found = staged_at(place.staging / "a.safetensors")
+    assert found["ids"].tolist() == ids
+    assert torch.equal(found["states"], by_token(cache, block_ids, num_tokens))
+
+
+@pytest.mark.parametrize("layers_first", [True, False])
+def test_requests_that_finish_in_one_step_get_the_states_of_their_own_blocks(
+    connector: HiddenStatesConnector, place: Workplace, layers_first: bool
+) -> None:
+    cache = numbers()
+    connector._kv_cache = cache.transpose(1, 2) if layers_first else cache
+    requests: list[Request] = [
+        ("a", [1] * 5, [7, 2]),
+        ("b", [2] * 4, [3, 9]),  # the second is for a token that is never computed
+        ("c", [3] * 9, [1, 0, 8]),
+        ("d", [4], [6]),
+    ]
+    sent, received = finish(connector, place.staging, requests)
+    assert sent == {"a", "b", "c", "d"}  # their blocks may be used again
+    assert received is None
+    for name, ids, blocks in requests:
+        found = staged_at(place.staging / f"{name}.safetensors")
+        assert found["ids"].tolist() == ids
+        assert torch.equal(found["states"], by_token(cache, blocks, len(ids)))
+    # the next step finishes nothing, and stages nothing
+    assert finish(connector, place.staging, []) == (None, None)
+    wait_until(lambda: not connector._req_futures)
+    assert len(list(place.staging.glob("*.safetensors"))) == 4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("layers_first", [True, False])
+def test_a_gpu_gathers_blocks_through_a_buffer_smaller_than_they_are(
+    connector: HiddenStatesConnector, monkeypatch: pytest.MonkeyPatch, layers_first: bool
+) -> None:
+    cache = numbers()
+    monkeypatch.setattr("specmill.connector._BUFFER_BYTES", 2 * cache[0].nbytes)
+    connector._kv_cache = (cache.transpose(1, 2) if layers_first else cache).cuda()
+    states, done = connector._copy([7, 2, 3, 9, 0])
     done.synchronize()
+    assert torch.equal(states, cache[[7, 2, 3, 9, 0]])
+
+
+class Done:
+    """A copy that is done when it is told to be."""
+
+    def __init__(self, *, is_done: bool = False) -> None:
+        self.event = threading.Event()
+        if is_done:
+            self.event.set()
+
+    def query(self) -> bool:
+        return self.event.is_set()
+
+    def synchronize(self) -> None:
+        assert self.event.wait(DEADLINE_S)
 
 
 def test_what_was_copied_stays_when_the_engine_uses_its_blocks_again(
     connector: HiddenStatesConnector,
 ) -> None:
     connector._kv_cache = torch.ones(10, BLOCK, 2, 3)
-    states, _ = connector._copy([2, 3], 8)
+    states, _ = connector._copy([2, 3])
     connector._kv_cache.zero_()
-    assert torch.equal(states, torch.ones(8, 2, 3))
+    assert torch.equal(states, torch.ones(2, BLOCK, 2, 3))
 
 
-def test_a_request_that_has_lost_its_blocks_gets_no_made_up_states(
-    connector: HiddenStatesConnector,
+@pytest.mark.parametrize(("blocks", "num_states"), [([], 0), ([1], 4)])
+def test_a_request_that_has_lost_its_blocks_leaves_the_reason_instead_of_made_up_states(
+    connector: HiddenStatesConnector, place: Workplace, blocks: list[int], num_states: int
 ) -> None:
-    connector._kv_cache = torch.ones(10, BLOCK, 2, 3)
-    assert connector._copy([], 8)[0].shape == (0, 2, 3)
-    assert connector._copy([1], 8)[0].shape == (4, 2, 3)
+    path = place.staging / "a.safetensors"
+    connector._kv_cache = torch.zeros(10, BLOCK, 2, 3, dtype=torch.bfloat16)
+    finish(connector, place.staging, [("a", [1] * 8, blocks)])
+    wait_until(lambda: not is_locked(path))
+    reason = path.with_suffix(".error").read_text()
+    assert reason == f"hidden states are ({num_states}, 2, 3), expected (8, 2, 3)"
+    assert not path.exists()
+
+
+def test_a_request_that_has_lost_its_blocks_does_not_shift_those_of_others(
+    connector: HiddenStatesConnector, place: Workplace
+) -> None:
+    cache = numbers()
+    connector._kv_cache = cache
+    finish(connector, place.staging, [("a", [1] * 8, []), ("b", [2] * 3, [5])])
+    found = staged_at(place.staging / "b.safetensors")
+    assert torch.equal(found["states"], by_token(cache, [5], 3))
 
 
 def test_a_cache_whose_layout_cannot_be_told_is_refused(connector: HiddenStatesConnector) -> None:
     connector._kv_cache = torch.ones(10, BLOCK, BLOCK, 3)
     with pytest.raises(AssertionError, match="ambiguous cache"):
-        connector._copy([1], 4)
-
-
-class Done:
-    """A copy that is done when it is told to be."""
-
-    def __init__(self) -> None:
-        self.event = threading.Event()
-
-    def synchronize(self) -> None:
-        assert self.event.wait(DEADLINE_S)
-
-
-def submit(
-    connector: HiddenStatesConnector, path: Path, ids: list[int], blocks: list[int], lock: bool
-) -> None:
-    """Finish a request as vLLM does, which holds its lock if `lock`."""
-    if lock:
-        staging = Staging(path.parent, Workplace(path.parent.parent).journal)
-        own, handle = staging.begin()
-        os.rename(f"{own}.lock", f"{path}.lock")
-        connector._lock_fds["request"] = handle
-    connector._submit_async_write(PendingSave("request", str(path), torch.tensor(ids), blocks))
+        connector._copy([1])
 
 
 @pytest.mark.parametrize("lock", [True, False])
@@ -150,13 +219,11 @@ def test_a_finished_request_is_staged_and_its_lock_is_given_up(
     cache = torch.zeros(10, BLOCK, 2, 3, dtype=torch.bfloat16)
     cache[7, :3] = states_of(ids)
     connector._kv_cache = cache.transpose(1, 2)
-    submit(connector, path, ids, [7], lock)
-    wait_until(lambda: not is_locked(path))
-    wait_until(path.is_file)
+    finish(connector, place.staging, [("a", ids, [7])], lock=lock)
+    staged_at(path)
     wait_until(lambda: not connector._req_futures)
-    assert not is_locked(path)
     assert connector._lock_fds == {}
-    assert connector._req_copy_events["request"].query()
+    assert connector._req_copy_events == {}
     adopt(place.staging, place.store, 10**6)
     assert place.store.contents() == contents_of(SAMPLES[:1])
 
@@ -165,38 +232,27 @@ def test_the_lock_is_held_until_the_copy_is_done_and_the_file_is_there(
     connector: HiddenStatesConnector, place: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, ids, done = place.staging / "a.safetensors", SAMPLES[0].input_ids.tolist(), Done()
-    monkeypatch.setattr(connector, "_copy", lambda *_: (states_of(ids), done))
-    submit(connector, path, ids, [0], lock=True)
+    blocks = torch.zeros(1, BLOCK, 2, 3, dtype=torch.bfloat16)
+    blocks[0, :3] = states_of(ids)
+    monkeypatch.setattr(connector, "_copy", lambda _: (blocks, done))
+    assert finish(connector, place.staging, [("a", ids, [0])]) == (None, None)
     assert is_locked(path)
     assert not path.exists()
     done.event.set()
-    wait_until(lambda: not is_locked(path))
-    assert read_shard(path, named=False).rows[0].sample_key == SAMPLES[0].sample_key
+    assert torch.equal(staged_at(path)["states"], states_of(ids))
+    assert finish(connector, place.staging, []) == ({"a"}, None)
 
 
 def test_one_rank_alone_writes(connector: HiddenStatesConnector, place: Workplace) -> None:
     connector._is_tp_rank_zero = False
-    submit(connector, place.staging / "a.safetensors", [1], [0], lock=False)
+    finish(connector, place.staging, [("a", [1], [0])], lock=False)
     assert place.staged() == []
-
-
-def test_a_request_that_has_lost_its_blocks_leaves_the_reason_instead_of_a_file(
-    connector: HiddenStatesConnector, place: Workplace
-) -> None:
-    path, ids = place.staging / "a.safetensors", SAMPLES[0].input_ids.tolist()
-    connector._kv_cache = torch.zeros(10, BLOCK, 2, 3, dtype=torch.bfloat16)
-    submit(connector, path, ids, [], lock=True)
-    wait_until(lambda: not is_locked(path))
-    reason = path.with_suffix(".error").read_text()
-    assert reason == "hidden states are (0, 2, 3), expected (3, 2, 3)"
-    assert not path.exists()
 
 
 def written(place: Workplace, states: torch.Tensor, spec: StateSpec = SPEC) -> Path:
     """Where states of the first sample were written, or not; the lock is free."""
     path, lock = Staging(place.staging, place.journal).begin()
-    done = Done()
-    done.event.set()
+    done = Done(is_done=True)
     ids = torch.from_numpy(SAMPLES[0].input_ids).long()
     try:
         _write(path, spec, ids, states, done, lock)
@@ -273,8 +329,7 @@ def test_a_full_disk_leaves_no_file_and_the_sample_is_named(place: Workplace, wo
     staging = Staging(place.staging, place.journal)
     path, lock = staging.begin()
     path.with_suffix(".tmp").symlink_to("/dev/full")
-    done = Done()
-    done.event.set()
+    done = Done(is_done=True)
     ids = SAMPLES[0].input_ids.tolist()
     with pytest.raises(OSError, match="No space left on device"):
         _write(path, SPEC, torch.tensor(ids), states_of(ids), done, lock)
@@ -293,8 +348,7 @@ def test_a_disk_that_fills_up_within_a_file_leaves_none_that_looks_whole(
     one = sample(ids, [1])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    staging, done = Staging(place.staging, place.journal), Done()
-    done.event.set()
+    staging, done = Staging(place.staging, place.journal), Done(is_done=True)
     try:
         # 2,001 tokens x 16 bytes and a header: the limit lies within the states
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
@@ -334,6 +388,6 @@ def test_a_failed_write_is_told_in_the_engines_log(
     path, ids = place.staging / "a.safetensors", SAMPLES[0].input_ids.tolist()
     path.with_suffix(".tmp").symlink_to("/dev/full")
     connector._kv_cache = torch.zeros(10, BLOCK, 2, 3, dtype=torch.bfloat16)
-    submit(connector, path, ids, [0], lock=True)
+    finish(connector, place.staging, [("a", ids, [0])])
     wait_until(lambda: told)
     assert "No space left on device" in str(told[0])
