@@ -31,6 +31,9 @@ _MOMENT_S = 0.02
 _BUDGET = 8192  # tokens a step; more gains nothing on a CPU or on an H200
 
 
+_DIED = "the engine died ({}); what it had finished is kept, run the same command again"
+
+
 def engines(
     spec: StateSpec, verifier: Path, staging: Path, max_model_len: int, runtime: Runtime
 ) -> Callable[[Work], None]:
@@ -105,6 +108,9 @@ def work_here(engine: Any, work: Work) -> None:
         driving = pool.apply_async(_drive_here, (engine, work))
         while not (work.is_done or driving.ready()):
             work.wait()
+            # vLLM notices a core that was killed, but leaves whoever is in `step` waiting for it
+            if engine.engine_core.resources.engine_dead and not driving.ready():
+                raise RuntimeError(_DIED.format("its core process is gone"))
         driving.get()
 
 
@@ -127,9 +133,7 @@ def _drive_here(engine: Any, work: Work) -> None:
                     path = output.kv_transfer_params["hidden_states_path"]
                     work.staged(_HERE, flying.pop(output.request_id), path)
     except EngineDeadError as error:
-        raise RuntimeError(
-            f"the engine died ({error}); what it had finished is kept, run the same command again"
-        ) from None
+        raise RuntimeError(_DIED.format(error)) from None
 
 
 async def work_at(endpoints: list[str], work: Work, timeout_s: float) -> None:

@@ -6,7 +6,8 @@
 
 So a sample that an engine has finished is never lost: what a killed run leaves in the staging
 folder is adopted by the next one. At most `window` tokens an engine are under way, whatever is
-slow."""
+slow.
+"""
 
 import fcntl
 import logging

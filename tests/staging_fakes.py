@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -180,6 +181,7 @@ class FakeEngine:
         self.before_write: Callable[[str], None] = lambda key: None
         """Called with a sample's key, by the thread that writes it."""
         self.num_steps = 0
+        self.engine_core = SimpleNamespace(resources=SimpleNamespace(engine_dead=False))
         self._waiting: list[tuple[str, list[int], Path, int]] = []
         self._threads: list[threading.Thread] = []
 

@@ -168,6 +168,22 @@ def test_an_engine_that_dies_keeps_what_it_had_finished(place: Workplace) -> Non
     assert place.store.contents() == contents_of(SAMPLES)
 
 
+def test_an_engine_whose_core_was_killed_while_it_was_waited_for_has_died(
+    place: Workplace,
+) -> None:
+    engine = place.engine()
+
+    def killed(number: int) -> None:
+        if number == 1:
+            engine.engine_core.resources.engine_dead = True
+            time.sleep(10 * DEADLINE_S)  # as vLLM's `step` does then, for ever
+
+    engine.before_step = killed
+    with pytest.raises(RuntimeError, match=r"the engine died .*core process is gone"):
+        promptly(lambda: place.extract(here(engine)))
+    assert place.kept() == keys(SAMPLES[:2])
+
+
 def test_an_engine_that_dies_before_it_has_written_what_it_announced_has_died(
     place: Workplace,
 ) -> None:

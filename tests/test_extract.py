@@ -288,8 +288,10 @@ def test_an_extraction_that_is_ended_at_any_moment_asks_for_nothing_finished_aga
 
         assert interrupted(place, server, start, signals) == len(signals)
     assert place.journal.asked_when_finished() == []
-    # what was only begun is waited for: nothing is computed twice either
-    assert sorted(place.journal.keys("staged")) == sorted(keys(MANY))
+    # what was begun is waited for; only a request that no thread of the server had taken up yet
+    # when its client died can be computed twice
+    assert len(place.journal.keys("staged")) <= len(MANY) + len(signals)
+    assert set(place.journal.keys("staged")) == set(keys(MANY))
     assert place.store.contents() == contents_of(MANY)
     assert place.staged() == []
     assert scratch_files(place) == []
