@@ -63,9 +63,9 @@ def extract_missing(
         f"{num_tokens:,}",
         num_tokens * spec.bytes_per_token / 1e9,
     )
-    if os.environ.get(NO_EXTRACT) == "1":
+    if os.environ.get(NO_EXTRACT, "0") not in ("", "0"):
         raise ValueError(
-            f"{NO_EXTRACT}=1 forbids extraction here; `dvc pull extract` fetches what was "
+            f"{NO_EXTRACT} forbids extraction here; `dvc pull extract` fetches what was "
             "extracted elsewhere, and `dvc exp run -s train` trains alone (docs/rented-node.md)"
         )
     check_disk(spec, num_tokens, store.folder)

@@ -43,8 +43,12 @@ def read_json(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold a lock on `path` (created if need be), alone or shared; waits for holders to end."""
+def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
+    """Hold a lock on `path` (created if need be), alone or shared; waits for holders to end.
+
+    Raises:
+        RuntimeError: when another process holds it and `wait` is false.
+    """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -55,6 +59,8 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
         try:
             fcntl.flock(handle, kind | fcntl.LOCK_NB)
         except BlockingIOError:
+            if not wait:
+                raise RuntimeError(f"another process holds {path}; try again later") from None
             logger.warning("another process holds %s; waiting for it to end", path)
             fcntl.flock(handle, kind)
         yield

@@ -49,7 +49,7 @@ def read_index(path: Path) -> dict[str, Shard]:
             name = fields.pop("shard")
             shard = parse(fields)
             is_whole = shard.name == name
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             is_whole = False
         if not is_whole:
             logger.warning("line %d of %s is damaged; its shard is read instead", number, path)

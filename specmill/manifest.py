@@ -64,6 +64,8 @@ class Manifest:
         if not path.is_file():
             raise ValueError(f"{path} is missing; {_WAY_OUT}")
         fields: dict[str, Any] = read_json(path)
+        if not isinstance(fields, dict):
+            raise ValueError(f"{path} is damaged; {_WAY_OUT}")
         if fields.pop("format", None) != FORMAT:
             raise ValueError(f"{folder} was written by another version; run `dvc repro extract`")
         try:
@@ -79,6 +81,19 @@ class Manifest:
             """Where each sample lies, by sample key, in dataset order."""
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise ValueError(f"{path} is damaged ({error!r}); {_WAY_OUT}") from None
+
+    def check_verifier(self, identity: dict[str, Any]) -> None:
+        """Refuse states of another verifier than the one with this identity.json.
+
+        Raises:
+            ValueError: naming both.
+        """
+        if self.spec.verifier != identity["fingerprint"]:
+            raise ValueError(
+                f"{self.folder} holds states of verifier {self.spec.verifier[:12]}, and "
+                f"data/verifier_head is of {identity['name']} ({identity['fingerprint'][:12]}); "
+                "pull or make both from one commit"
+            )
 
     def files(self, sample_keys: Iterable[str]) -> list[Path]:
         """The shards that hold these samples, whether they are there or not.
@@ -114,7 +129,10 @@ class Manifest:
             )
         for file in files:
             try:
-                read_shard(file)
+                if read_shard(file).spec != self.spec:
+                    raise ValueError(
+                        f"{file} holds other states than {self.folder / MANIFEST} says"
+                    )
             except ValueError as error:
                 lost = sum(self.places[key].file == file for key in keys)
                 raise ValueError(

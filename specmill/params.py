@@ -3,9 +3,11 @@
 The text under each key is its description in docs/params.md.
 """
 
+import re
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from specmill.params_data import RENDERING, Datasets
 from specmill.section import Count, Section, Seed, Size
@@ -94,7 +96,7 @@ class Extract(Section):
     """What states are kept as: `auto` as they are computed, `fp8_e4m3` in half the bytes."""
     mode: Literal["store", "online"]
     """`online` keeps nothing: training asks the server in runtime.extract_endpoints."""
-    shard_mib: Count = 512
+    shard_mib: Annotated[int, Field(ge=1, le=16384)] = 512
     """Size at which a shard of the store is closed, MiB."""
 
 
@@ -199,6 +201,18 @@ class Method(Section):
     """The artefact this method serves: a head's folder, or the verifier's identity."""
 
 
+def _endpoints(urls: list[str]) -> list[str]:
+    """Base URLs, each once, without a slash at the end."""
+    for url in urls:
+        host = r"([\w.\-]+|\[[0-9a-f:]+\])"
+        if not re.fullmatch(rf"https?://{host}(:[0-9]+)?/?", url) or urlsplit(url).port == 0:
+            raise ValueError(f"{url!r} is no server; write http://HOST:PORT")
+    bare = [url.rstrip("/") for url in urls]
+    if len(set(bare)) != len(bare):
+        raise ValueError(f"a server is named twice in {urls}")
+    return bare
+
+
 class Runtime(Section):
     """What cannot change a result; no stage depends on it."""
 
@@ -210,7 +224,7 @@ class Runtime(Section):
     """Requests in flight while answers are generated."""
     extract_window: Count
     """Tokens under way at an engine in extract, asked for and not yet in a shard being filled."""
-    extract_endpoints: list[Annotated[str, Field(pattern=r"^https?://[^/]+/?$")]]
+    extract_endpoints: Annotated[list[str], AfterValidator(_endpoints)]
     """Running servers that share the extraction (specmill.serve_states); [] starts one here."""
     data_workers: Size
     """Processes that read training samples; 0 reads them between two steps."""

@@ -150,6 +150,20 @@ def read_samples(path: Path) -> list[Sample]:
     return samples
 
 
+def check_apart(training: list[Sample], heldout: list[Sample]) -> None:
+    """Refuse held-out samples that are trained on: validation would measure memory.
+
+    Raises:
+        ValueError: with their number and the first.
+    """
+    both = {s.sample_key for s in training} & {s.sample_key for s in heldout}
+    if both:
+        raise ValueError(
+            f"{len(both)} held-out samples are trained on, the first {min(both)[:12]}; "
+            "run `dvc repro -f prepare`"
+        )
+
+
 if __name__ == "__main__":
     from specmill.show import main
 

@@ -98,12 +98,18 @@ def being_written(staging: Path) -> list[Path]:
 
 def read_staged(path: Path) -> Shard | None:
     """What an engine staged; a file that is not whole is deleted."""
+    if not path.is_file():
+        return None
     try:
-        return read_shard(path, named=False)
+        shard = read_shard(path, named=False)
     except ValueError as error:
         logger.warning("%s; deleting it", error)
         path.unlink()
         return None
+    if len(shard.rows) != 1:
+        logger.warning("%s is not what an engine stages; it is left alone", path)
+        return None
+    return shard
 
 
 class Work:

@@ -42,6 +42,7 @@ from specmill.writer import ShardWriter
 logger = logging.getLogger(__name__)
 
 INDEX = "index.jsonl"
+IN_USE = ".in_use"
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,19 @@ class HiddenStateStore:
                     self.unreadable.append(path.name)
         if found:
             self.shards |= found
-            with locked(folder / ".lock"):
-                index.rewrite(folder / INDEX, new=found.values())
+            try:
+                with locked(folder / ".lock"):
+                    index.rewrite(folder / INDEX, new=found.values())
+            except OSError as error:  # read-only or full: what was read will do
+                logger.warning("%s was not brought up to date: %s", folder / INDEX, error)
         self._find_samples()
+
+    @classmethod
+    @contextlib.contextmanager
+    def alone(cls, folder: Path, *, wait: bool = True) -> Iterator["HiddenStateStore"]:
+        """The store, while nobody else adds or removes; raises RuntimeError if not to `wait`."""
+        with locked(folder / IN_USE, wait=wait):
+            yield cls(folder)
 
     def holds(self, spec: StateSpec, sample_key: str) -> bool:
         """Whether the states of a sample are here."""
@@ -144,24 +155,23 @@ class HiddenStateStore:
         Returns:
             Number of these samples that must be extracted again.
         """
-        wanted = [key for key in sample_keys if self.holds(spec, key)]
-        gone = {name for name in self.shards if not (self.folder / name).is_file()}
-        checked: set[str] = set()
-        left = wanted
-        # more than once, because an older copy of a sample may take the place of a damaged one
-        while names := (gone | {p.file.name for p in self.pieces(spec, left)}) - checked:
-            for damage in self.check(sorted(names)):
-                logger.warning(
-                    "%s is damaged (%s): %d of its %d samples are lost",
-                    self.folder / damage.name,
-                    damage.what,
-                    len(damage.rows),
-                    len(self.shards[damage.name].rows),
-                )
-                self._replace(damage)
-            checked |= names
-            left = [key for key in wanted if self.holds(spec, key)]
-        return len(wanted) - len(left)
+        wanted = {key for key in sample_keys if self.holds(spec, key)}
+        names = {
+            name
+            for name, shard in self.shards.items()
+            if not (self.folder / name).is_file()
+            or (shard.spec == spec and any(row.sample_key in wanted for row in shard.rows))
+        }
+        for damage in self.check(sorted(names)):
+            logger.warning(
+                "%s is damaged (%s): %d of its %d samples are lost",
+                self.folder / damage.name,
+                damage.what,
+                len(damage.rows),
+                len(self.shards[damage.name].rows),
+            )
+            self._replace(damage)
+        return sum(not self.holds(spec, key) for key in wanted)
 
     def forget(self, names: Iterable[str]) -> None:
         """Delete shards and their lines in the index."""
@@ -190,54 +200,48 @@ class HiddenStateStore:
         Raises:
             KeyError: when a sample is not in the store.
         """
-        self._copy_from_mostly_unused(spec, sample_keys, shard_bytes)
-        pieces = self.pieces(spec, sample_keys)
+        keys = dict.fromkeys(sample_keys)
+        missing = [key for key in keys if not self.holds(spec, key)]
+        if missing:
+            raise KeyError(f"the store lacks {len(missing)} samples, the first {missing[0]}")
+        mostly_unused, chosen = self._choose(spec, set(keys))
+        if mostly_unused:
+            with self.writer(spec, shard_bytes) as writer:
+                for key in mostly_unused:
+                    writer.add(chosen[key])
+            _, chosen = self._choose(spec, set(keys))
         folder.mkdir(parents=True, exist_ok=True)
-        for name in sorted({piece.file.name for piece in pieces}):
+        names = sorted({piece.file.name for piece in chosen.values()})
+        for name in names:
             _link(self.folder / name, folder / name)
-        write_manifest(folder, spec, pieces)
+        write_manifest(folder, spec, [chosen[key] for key in sample_keys])
+        for left in folder.glob("*" + SUFFIX):
+            if left.name not in names:
+                left.unlink()
 
-    def compact(self, shard_bytes: int) -> tuple[int, int]:
-        """Keep every sample once, and small shards together; views must be written again after it.
+    def _choose(self, spec: StateSpec, keys: set[str]) -> tuple[list[str], dict[str, Piece]]:
+        """Of every sample the copy in the shard of which most is used; of equals, the oldest.
 
         Returns:
-            Number of shards before and after. Shards that are gone are forgotten.
+            Samples that lie in shards of which less than half is used, and every sample's copy.
         """
-        before = len(self.shards)
-        for spec, here in list(self.places.items()):
-            used: dict[str, list[Piece]] = {}
-            for piece in here.values():
-                used.setdefault(piece.file.name, []).append(piece)
-            tidy = {
-                name
-                for name, pieces in used.items()
-                if len(pieces) == len(self.shards[name].rows)
-                and 2 * self.shards[name].num_bytes >= shard_bytes
-            }
-            untidy = [name for name, shard in self.shards.items() if shard.spec == spec]
-            untidy = [name for name in untidy if name not in tidy]
-            with self.writer(spec, shard_bytes) as writer:
-                for name in untidy:
-                    for piece in used.get(name, []):
-                        writer.add(piece)
-            rewritten = {piece.file.name for piece in self.places[spec].values()}
-            self.forget([name for name in untidy if name not in rewritten])
-        self.forget([n for n in self.shards if not (self.folder / n).is_file()])
-        return before, len(self.shards)
 
-    def _copy_from_mostly_unused(
-        self, spec: StateSpec, sample_keys: list[str], shard_bytes: int
-    ) -> None:
-        """Give samples of shards that this view uses less than half of shards of their own."""
-        used: dict[str, list[Piece]] = {}
-        for piece in self.pieces(spec, dict.fromkeys(sample_keys)):
-            used.setdefault(piece.file.name, []).append(piece)
-        with self.writer(spec, shard_bytes) as writer:
-            for name, pieces in used.items():
-                num_used = sum(piece.row.num_tokens for piece in pieces)
-                if 2 * num_used < sum(row.num_tokens for row in self.shards[name].rows):
-                    for piece in pieces:
-                        writer.add(piece)
+        def used(shard: Shard) -> float:
+            tokens = sum(row.num_tokens for row in shard.rows)
+            return sum(r.num_tokens for r in shard.rows if r.sample_key in keys) / tokens
+
+        shards = [
+            shard
+            for name, shard in self.shards.items()
+            if shard.spec == spec and (self.folder / name).is_file()
+        ]
+        shares = {shard.name: used(shard) for shard in shards}
+        chosen: dict[str, Piece] = {}
+        for shard in sorted(shards, key=lambda shard: -shares[shard.name]):
+            for piece in shard.pieces(self.folder / shard.name):
+                if piece.row.sample_key in keys:
+                    chosen.setdefault(piece.row.sample_key, piece)
+        return [key for key in chosen if shares[chosen[key].file.name] < 0.5], chosen
 
     def _check(self, name: str) -> Damage | None:
         shard, path = self.shards[name], self.folder / name
@@ -278,6 +282,7 @@ class HiddenStateStore:
 
 
 def _link(source: Path, target: Path) -> None:
+    source = source.resolve()  # never a link to a link, which may go
     scratch = scratch_in(target.parent)
     try:
         try:

@@ -1,6 +1,7 @@
 """`python -m specmill.store`: look after the store of hidden states."""
 
 import argparse
+import contextlib
 import logging
 import os
 import subprocess
@@ -11,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from specmill import paths
+from specmill.compaction import compact
 from specmill.files import digest
 from specmill.manifest import MANIFEST, Manifest
 from specmill.params_file import load_params
@@ -39,8 +41,10 @@ def main() -> None:
     options = _parser().parse_args()
     try:
         sys.exit(options.run(options))
-    except (ValueError, OSError, KeyError) as error:
+    except (ValueError, RuntimeError, OSError, KeyError) as error:
         sys.exit(f"store: {error}")
+    except KeyboardInterrupt:
+        sys.exit("store: interrupted; nothing that was in it is lost")
     except subprocess.CalledProcessError as error:
         sys.exit(error.returncode)
 
@@ -155,13 +159,20 @@ def _verify(options: argparse.Namespace) -> int:
     for spec, row in lost:
         _say(f"lost: sample {row.sample_key} ({row.num_tokens} tokens of {spec.verifier[:12]})")
     if whats:
-        _say(
-            f"{len(whats)} damaged, {len(lost)} samples lost; the next `dvc repro extract` "
-            "extracts those it needs again, and only those"
-        )
+        _say(f"{len(whats)} damaged, {len(lost)} samples lost; {_way_back(options, lost)}")
         return 1
     _say(f"every byte is as it was written ({num_bytes / 1e9:.3f} GB)")
     return 0
+
+
+def _way_back(options: argparse.Namespace, lost: list[tuple[StateSpec, Row]]) -> str:
+    """How to have them again: from a view that has them, or from an engine."""
+    folder = paths.HIDDEN_STATES
+    if not options.view and (folder / MANIFEST).is_file() and not _check_view(folder)[2]:
+        view = Manifest(folder)
+        if lost and all(s == view.spec and row.sample_key in view.places for s, row in lost):
+            return f"{folder} has them: `python -m specmill.store add` brings them back"
+    return "the next `dvc repro extract` extracts those it needs again, and only those"
 
 
 Findings = tuple[list[tuple[StateSpec, Row]], int, list[str]]
@@ -171,11 +182,16 @@ def _check_store(options: argparse.Namespace) -> Findings:
     store = _open(options)
     damages = store.check(list(store.shards))
     for damage in damages:
-        if damage.what != "missing":
-            os.utime(store.folder / damage.name)
+        _touch(store.folder / damage.name)
     whats = [f"{damage.what}: {store.folder / damage.name}" for damage in damages]
     whats += [f"no shard: {store.folder / name}" for name in store.unreadable]
     return store.lost(damages), sum(s.num_bytes for s in store.shards.values()), whats
+
+
+def _touch(file: Path) -> None:
+    """Make DVC look at a file again; one that is gone or cannot be touched is as it is."""
+    with contextlib.suppress(OSError):
+        os.utime(file)
 
 
 def _check_view(folder: Path) -> Findings:
@@ -191,8 +207,7 @@ def _check_view(folder: Path) -> Findings:
         if what:
             whats.append(f"{what}: {file}")
             lost += [(view.spec, row) for row in rows]
-            if what != "missing":
-                os.utime(file)
+            _touch(file)
     return lost, sum(file.stat().st_size for file in by_file if file.is_file()), whats
 
 
@@ -212,7 +227,9 @@ def _check_file(spec: StateSpec, file: Path, pieces: list[Piece]) -> tuple[str, 
 
 def _compact(options: argparse.Namespace) -> int:
     mib = options.shard_mib or load_params(paths.PARAMS).extract.shard_mib
-    before, after = _open(options).compact(mib * 2**20)
+    _open(options)
+    with HiddenStateStore.alone(options.store, wait=False) as store:
+        before, after = compact(store, mib * 2**20)
     _say(f"{before} shards before, {after} now")
     return 0
 
@@ -223,11 +240,18 @@ def _view_shards(folder: Path) -> list[str]:
 
 
 def _gc(options: argparse.Namespace) -> int:
-    store = _open(options)
+    _open(options)
+    with HiddenStateStore.alone(options.store, wait=False) as store:
+        return _collect(store, options)
+
+
+def _collect(store: HiddenStateStore, options: argparse.Namespace) -> int:
     needed: set[str] = set()
     for view in map(Manifest, options.keep):
-        if view.online:
-            raise ValueError(f"{view.folder} is online and needs no shard at all; name others")
+        if not view.places:
+            raise ValueError(f"{view.folder} needs no shard at all; name others")
+        if options.yes:  # a damaged copy must not outlive a whole one
+            store.drop_damaged(view.spec, view.places)
         # compaction may have put its samples into other shards than it was made of
         here = [key for key in view.places if store.holds(view.spec, key)]
         needed |= {piece.file.name for piece in store.pieces(view.spec, here)}
@@ -251,10 +275,15 @@ def _gc(options: argparse.Namespace) -> int:
 def _add(options: argparse.Namespace) -> int:
     view = Manifest(options.view)
     view.require(view.places)
-    store = HiddenStateStore(options.store)
     files = view.files(view.places)
-    there = {name for name in store.shards if (store.folder / name).is_file()}
-    files = [file for file in files if file.name not in there]
+    with HiddenStateStore.alone(options.store, wait=False) as store:
+        return _take(store, files, options)
+
+
+def _take(store: HiddenStateStore, files: list[Path], options: argparse.Namespace) -> int:
+    known = [file.name for file in files if file.name in store.shards]
+    whole = set(known) - {damage.name for damage in store.check(known)}
+    files = [file for file in files if file.name not in whole]
     for file in files:
         if damaged_rows(read_shard(file), file):
             raise ValueError(f"{file} is damaged; see `verify {options.view}`")

@@ -191,7 +191,7 @@ class StoredSamples(ArrowDataset):
 
     def _setup_client(self) -> None:
         self.client = openai.OpenAI(
-            base_url=self.vllm_endpoint, api_key=os.environ.get(API_KEY, "EMPTY"), max_retries=0
+            base_url=self.vllm_endpoint, api_key=os.environ.get(API_KEY) or "EMPTY", max_retries=0
         )
         self.model = "verifier"
 

@@ -7,6 +7,9 @@ from typing import Any
 
 from specmill.shards import Piece, StateSpec
 
+_MOST_SAMPLES = 50_000
+"""Of a shard: safetensors reads headers of 100 MB at most, and a sample takes about 550 bytes."""
+
 
 class ShardWriter:
     """Collects samples and writes a shard, in the background, when there are enough of them."""
@@ -33,7 +36,7 @@ class ShardWriter:
         if staged:
             self._staged.append(piece.file)
         self._num_bytes += piece.row.num_tokens * self._bytes_per_token
-        if self._num_bytes >= self._shard_bytes:
+        if self._num_bytes >= self._shard_bytes or len(self._pending) >= _MOST_SAMPLES:
             self._write_pending()
 
     def close(self) -> None:

@@ -36,22 +36,24 @@ def main() -> None:
             write_manifest(paths.HIDDEN_STATES, spec, [], online=True)
             num_extracted = 0
         else:
-            store = HiddenStateStore(paths.STORE)
-            num_extracted = extract_missing(
-                samples,
-                spec,
-                store,
-                engines(spec, paths.VERIFIER, paths.STAGING, verifier["max_model_len"], runtime),
-                shard_bytes=chosen.shard_mib * 2**20,
-                staging=paths.STAGING,
-                window=runtime.extract_window,
-            )
-            store.write_view(
-                paths.HIDDEN_STATES,
-                spec,
-                [sample.sample_key for sample in samples],
-                chosen.shard_mib * 2**20,
-            )
+            with HiddenStateStore.alone(paths.STORE) as store:
+                num_extracted = extract_missing(
+                    samples,
+                    spec,
+                    store,
+                    engines(
+                        spec, paths.VERIFIER, paths.STAGING, verifier["max_model_len"], runtime
+                    ),
+                    shard_bytes=chosen.shard_mib * 2**20,
+                    staging=paths.STAGING,
+                    window=runtime.extract_window,
+                )
+                store.write_view(
+                    paths.HIDDEN_STATES,
+                    spec,
+                    [sample.sample_key for sample in samples],
+                    chosen.shard_mib * 2**20,
+                )
         stage.write_metrics(
             paths.REPORTS / "extract.json",
             {

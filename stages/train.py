@@ -19,7 +19,7 @@ from specmill import compat, paths
 from specmill.files import digest, read_json, write_json
 from specmill.head import curves, expected_length, export_head
 from specmill.revision import code_state
-from specmill.samples import read_samples
+from specmill.samples import check_apart, read_samples
 from specmill.stage import open_stage
 from specmill.training import build_draft_model, train
 from specmill.transfer import StoredSamples
@@ -33,11 +33,13 @@ def main() -> None:
         chosen, runtime = stage.params.train, stage.params.runtime
         verifier = read_json(paths.HEAD_IDENTITY)
         view = StateView(paths.HIDDEN_STATES)
+        view.check_verifier(verifier)
         d2t, t2d = load_tables(paths.VOCAB)
         samples = [
             read_samples(paths.PREPARED / "train.parquet")[: chosen.max_samples],
             read_samples(paths.PREPARED / "heldout.parquet"),
         ]
+        check_apart(*samples)
         provenance = {
             "method": "eagle3",
             "params": chosen.model_dump(),

@@ -413,7 +413,7 @@ def test_gc_deletes_nothing_for_a_view_that_is_online(
     before = shards(store.folder)
     ran = run("gc", "--yes")
     assert ran.status == 1
-    assert "data/hidden_states is online and needs no shard at all" in ran.error
+    assert "data/hidden_states needs no shard at all" in ran.error
     assert shards(store.folder) == before
 
 
@@ -446,6 +446,24 @@ def test_add_brings_back_shards_that_the_store_has_lost(
     assert "2 shards" in run("add").out
     assert HiddenStateStore(paths.STORE).contents() == store.contents()
     assert run("verify").status == 0
+
+
+def test_add_replaces_what_is_damaged_in_the_store_and_verify_says_so(
+    run: Command, store: HiddenStateStore
+) -> None:
+    contents = store.contents()
+    for name in list(store.shards)[:2]:  # copies of their own, as DVC makes by default
+        content = (VIEW / name).read_bytes()
+        (VIEW / name).unlink()
+        (VIEW / name).write_bytes(content)
+    file, offset = data_of(store, B)
+    flip(store.folder / file.name, offset)
+    found = run("verify")
+    assert found.status == 1
+    assert "data/hidden_states has them: `python -m specmill.store add`" in found.out
+    assert "1 shards" in run("add").out
+    assert run("verify").status == 0
+    assert HiddenStateStore(paths.STORE).contents() == contents
 
 
 def test_add_takes_copies_across_file_systems(
