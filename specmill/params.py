@@ -206,7 +206,7 @@ def _endpoints(urls: list[str]) -> list[str]:
     for url in urls:
         host = r"([\w.\-]+|\[[0-9a-f:]+\])"
         if not re.fullmatch(rf"https?://{host}(:[0-9]+)?/?", url) or urlsplit(url).port == 0:
-            raise ValueError(f"{url!r} is no server; write http://HOST:PORT")
+            raise ValueError(f"{url!r} is no server; write http:// and host:port")
     bare = [url.rstrip("/") for url in urls]
     if len(set(bare)) != len(bare):
         raise ValueError(f"a server is named twice in {urls}")

@@ -13,6 +13,7 @@ import fcntl
 import logging
 import os
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -135,7 +136,8 @@ class Work:
         self._writer = writer
         self._window = window
         self._under_way: Counter[str] = Counter()
-        self._changed = threading.Condition()
+        # a Condition would stay locked when a signal raises while it is being entered
+        self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._filer = ThreadPoolExecutor(1)
         self._unwritten: set[str] = set()
@@ -145,7 +147,7 @@ class Work:
 
     def take(self, engine: str) -> Sample | None:
         """A sample for an engine; None when it has its fill, or nothing is left to hand out."""
-        with self._changed:
+        with self._lock:
             if self._failure:
                 raise self._failure
             if not self._queue or self._under_way[engine] >= self._window:
@@ -158,7 +160,7 @@ class Work:
         """What an engine will not finish; others take it first."""
         for sample in samples:
             self._hand_out_again(sample)
-            with self._changed:
+            with self._lock:
                 self._under_way[engine] -= len(sample.input_ids)
 
     def staged(self, engine: str, sample: Sample, path: str) -> None:
@@ -178,20 +180,19 @@ class Work:
     @property
     def is_done(self) -> bool:
         """Whether every sample is filed."""
-        with self._changed:
+        with self._lock:
             if self._failure:
                 raise self._failure
             return not self._open
 
     def wait(self) -> None:
-        """Wait until something was filed, for at most a moment."""
-        with self._changed:
-            self._changed.wait(0.05)
+        """Wait for a moment in which something may be filed."""
+        time.sleep(0.01)
 
     def close(self) -> None:
         """Hand nothing out any more, and wait until everything that is staged is filed."""
         self._filer.shutdown()
-        with self._changed:
+        with self._lock:
             self._queue.clear()
             self._open.clear()
         self._bar.close()
@@ -205,10 +206,9 @@ class Work:
             self._hand_out_again(sample)
 
     def _filed(self, engine: str, sample: Sample, filing: Future[None]) -> None:
-        with self._changed:
+        with self._lock:
             self._failure = self._failure or filing.exception()
             self._under_way[engine] -= len(sample.input_ids)
-            self._changed.notify_all()
 
     def _pick_up(self) -> None:
         for path in sorted(self.staging.glob("*" + SUFFIX)):
@@ -220,7 +220,7 @@ class Work:
                 self._keep(shard, path)
 
     def _hand_out_again(self, sample: Sample) -> None:
-        with self._changed:
+        with self._lock:
             if sample.sample_key in self._open:
                 self._queue.appendleft(sample)
 
@@ -258,7 +258,7 @@ class Work:
         (row,) = shard.rows
         self._writer.add(next(shard.pieces(path)), staged=True)
         path.with_name(path.name + ".lock").unlink(missing_ok=True)
-        with self._changed:
+        with self._lock:
             del self._open[row.sample_key]
         done = self._bar.n + row.num_tokens
         each = self._spec.bytes_per_token / 1e9

@@ -1,14 +1,10 @@
 """`python -m specmill.store`: look after the store of hidden states."""
 
 import argparse
-import contextlib
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 from specmill import paths
@@ -17,8 +13,9 @@ from specmill.files import digest
 from specmill.manifest import MANIFEST, Manifest
 from specmill.params_file import load_params
 from specmill.samples import read_samples
-from specmill.shards import Piece, Row, StateSpec, abandoned, damaged_rows, is_whole, read_shard
+from specmill.shards import Piece, Row, StateSpec, abandoned, damaged_rows, read_shard
 from specmill.store import HiddenStateStore
+from specmill.verify import check_store, check_view
 
 DESCRIPTION = """\
 Look after the store of hidden states (.cache/hidden_states) and its views (data/hidden_states).
@@ -137,9 +134,7 @@ def _stats(options: argparse.Namespace) -> int:
     size = sum((store.folder / name).stat().st_size for name in there)
     tokens = sum(_num_tokens(here) for here in store.places.values())
     formula = sum(s.bytes_per_token * _num_tokens(here) for s, here in store.places.items())
-    in_view = (
-        _view_shards(paths.HIDDEN_STATES) if (paths.HIDDEN_STATES / MANIFEST).is_file() else []
-    )
+    in_view = _view_shards(paths.HIDDEN_STATES) if _has_view() else []
     used = sum(store.shards[name].num_bytes for name in there & set(in_view))
     _say(f"shards          {len(there):,} ({len(store.shards) - len(there)} missing)")
     _say(f"bytes           {size:,}")
@@ -153,7 +148,9 @@ def _stats(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    lost, num_bytes, whats = _check_view(options.view) if options.view else _check_store(options)
+    lost, num_bytes, whats = (
+        check_view(options.view) if options.view else check_store(_open(options))
+    )
     for what in whats:
         _say(what)
     for spec, row in lost:
@@ -165,64 +162,18 @@ def _verify(options: argparse.Namespace) -> int:
     return 0
 
 
+def _has_view() -> bool:
+    return (paths.HIDDEN_STATES / MANIFEST).is_file()
+
+
 def _way_back(options: argparse.Namespace, lost: list[tuple[StateSpec, Row]]) -> str:
     """How to have them again: from a view that has them, or from an engine."""
     folder = paths.HIDDEN_STATES
-    if not options.view and (folder / MANIFEST).is_file() and not _check_view(folder)[2]:
+    if not options.view and _has_view() and not check_view(folder)[2]:
         view = Manifest(folder)
         if lost and all(s == view.spec and row.sample_key in view.places for s, row in lost):
             return f"{folder} has them: `python -m specmill.store add` brings them back"
     return "the next `dvc repro extract` extracts those it needs again, and only those"
-
-
-Findings = tuple[list[tuple[StateSpec, Row]], int, list[str]]
-
-
-def _check_store(options: argparse.Namespace) -> Findings:
-    store = _open(options)
-    damages = store.check(list(store.shards))
-    for damage in damages:
-        _touch(store.folder / damage.name)
-    whats = [f"{damage.what}: {store.folder / damage.name}" for damage in damages]
-    whats += [f"no shard: {store.folder / name}" for name in store.unreadable]
-    return store.lost(damages), sum(s.num_bytes for s in store.shards.values()), whats
-
-
-def _touch(file: Path) -> None:
-    """Make DVC look at a file again; one that is gone or cannot be touched is as it is."""
-    with contextlib.suppress(OSError):
-        os.utime(file)
-
-
-def _check_view(folder: Path) -> Findings:
-    view = Manifest(folder)
-    by_file: dict[Path, list[Piece]] = {}
-    for piece in view.places.values():
-        by_file.setdefault(piece.file, []).append(piece)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = list(pool.map(partial(_check_file, view.spec), by_file, by_file.values()))
-    lost: list[tuple[StateSpec, Row]] = []
-    whats = []
-    for file, (what, rows) in zip(by_file, found, strict=True):
-        if what:
-            whats.append(f"{what}: {file}")
-            lost += [(view.spec, row) for row in rows]
-            _touch(file)
-    return lost, sum(file.stat().st_size for file in by_file if file.is_file()), whats
-
-
-def _check_file(spec: StateSpec, file: Path, pieces: list[Piece]) -> tuple[str, list[Row]]:
-    """What is wrong with a shard of a view, if anything is; and which of these samples are lost."""
-    if not file.is_file():
-        return "missing", [piece.row for piece in pieces]
-    try:
-        shard = read_shard(file)
-    except ValueError:
-        return "header", [piece.row for piece in pieces if not is_whole(piece, spec)]
-    bad = set(damaged_rows(shard, file))
-    whole = set(shard.pieces(file)) if shard.spec == spec else set()
-    lost = [piece.row for piece in pieces if piece not in whole or piece.row in bad]
-    return "samples" if bad or lost else "", lost
 
 
 def _compact(options: argparse.Namespace) -> int:

@@ -157,7 +157,7 @@ def test_extraction_is_refused_by_name_where_it_is_forbidden(
     place: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECMILL_NO_EXTRACT", "1")
-    with pytest.raises(ValueError, match=r"SPECMILL_NO_EXTRACT=1 forbids .*dvc pull extract"):
+    with pytest.raises(ValueError, match=r"SPECMILL_NO_EXTRACT forbids .*dvc pull extract"):
         place.extract(no_engine)
 
 
