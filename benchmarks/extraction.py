@@ -14,7 +14,6 @@ Run      python -m benchmarks.extraction --samples 160 --rounds 2 --json FILE
 """
 
 import argparse
-import asyncio
 import contextlib
 import dataclasses
 import os
@@ -118,7 +117,7 @@ def server(bench: Bench, folder: Path) -> float:
         os.environ[compat.API_KEY] = served.api_key
 
         def run(work: Work) -> None:
-            asyncio.run(work_at([served.url], work, bench.runtime.request_timeout_s))
+            work_at([served.url], work, bench.runtime.request_timeout_s)
 
         bench.extract(bench.warm, folder, run)
         return bench.extract(bench.samples, folder, run)

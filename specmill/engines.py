@@ -41,7 +41,7 @@ def engines(
 
     def run(work: Work) -> None:
         if runtime.extract_endpoints:
-            asyncio.run(work_at(runtime.extract_endpoints, work, runtime.request_timeout_s))
+            work_at(runtime.extract_endpoints, work, runtime.request_timeout_s)
             return
         settings = extraction_settings(spec, staging, max_model_len)
         with local_engine(model_path(verifier), settings, runtime) as engine:
@@ -99,18 +99,45 @@ def local_engine(model: Path, settings: dict[str, Any], runtime: Runtime) -> Ite
 def work_here(engine: Any, work: Work) -> None:
     """Let an engine of this process do the work.
 
-    A thread drives it, so that what goes wrong while filing is raised even if the engine hangs.
-
     Raises:
         RuntimeError: when the engine dies.
     """
-    with ThreadPool(1) as pool:  # of a daemon: it keeps no process from ending
-        driving = pool.apply_async(_drive_here, (engine, work))
+
+    def check_alive() -> None:
+        # vLLM notices a core that was killed, but leaves whoever is in `step` waiting for it
+        if engine.engine_core.resources.engine_dead:
+            raise RuntimeError(_DIED.format("its core process is gone"))
+
+    _supervise(work, lambda: _drive_here(engine, work), check_alive)
+
+
+def work_at(endpoints: list[str], work: Work, timeout_s: float) -> None:
+    """Let running servers share the work; what one that dies had under way goes to the others.
+
+    Args:
+        endpoints: Base URLs, started by `python -m specmill.serve_states`.
+        work: The samples.
+        timeout_s: Longest time one request may take; a server that takes longer counts as dead.
+
+    Raises:
+        ValueError: when a server refuses a request, or is not there at the start.
+        RuntimeError: when none is left.
+    """
+    _supervise(work, lambda: asyncio.run(_drive_servers(endpoints, work, timeout_s)), lambda: None)
+
+
+def _supervise(work: Work, drive: Callable[[], None], check_alive: Callable[[], None]) -> None:
+    """Drive engines in a thread, so that nothing in them keeps this process from ending.
+
+    Signals reach the main thread alone: an event loop in which one raises may never end, and an
+    engine that hangs would not notice what goes wrong while filing.
+    """
+    with ThreadPool(1) as pool:  # of a daemon
+        driving = pool.apply_async(drive)
         while not (work.is_done or driving.ready()):
             work.wait()
-            # vLLM notices a core that was killed, but leaves whoever is in `step` waiting for it
-            if engine.engine_core.resources.engine_dead and not driving.ready():
-                raise RuntimeError(_DIED.format("its core process is gone"))
+            if not driving.ready():
+                check_alive()
         driving.get()
 
 
@@ -136,18 +163,7 @@ def _drive_here(engine: Any, work: Work) -> None:
         raise RuntimeError(_DIED.format(error)) from None
 
 
-async def work_at(endpoints: list[str], work: Work, timeout_s: float) -> None:
-    """Let running servers share the work; what one that dies had under way goes to the others.
-
-    Args:
-        endpoints: Base URLs, started by `python -m specmill.serve_states`.
-        work: The samples.
-        timeout_s: Longest time one request may take; a server that takes longer counts as dead.
-
-    Raises:
-        ValueError: when a server refuses a request, or is not there at the start.
-        RuntimeError: when none is left.
-    """
+async def _drive_servers(endpoints: list[str], work: Work, timeout_s: float) -> None:
     async with contextlib.AsyncExitStack() as stack:
         clients = {url: await _connect(stack, url, timeout_s) for url in endpoints}
         try:

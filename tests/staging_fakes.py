@@ -4,7 +4,6 @@ Both do what specmill.connector does inside vLLM: the lock is held before a requ
 states are written later, by a thread, and the lock is given up when they are there.
 """
 
-import asyncio
 import contextlib
 import fcntl
 import hashlib
@@ -434,7 +433,7 @@ class Workplace:
 
 def at(*urls: str, timeout_s: float = DEADLINE_S) -> Callable[[Work], None]:
     """Work done by servers."""
-    return lambda work: asyncio.run(work_at(list(urls), work, timeout_s))
+    return lambda work: work_at(list(urls), work, timeout_s)
 
 
 def extract_in_child(place: Workplace, urls: list[str], num_samples: int) -> None:
