@@ -216,9 +216,9 @@ RUNTIME: dict[str, Any] = {
 
 
 def test_endpoints_are_kept_without_their_last_slash() -> None:
-    urls = ["http://127.0.0.1:8001/", "https://127.0.0.1", "http://[::1]:80"]
+    urls = ["http://127.0.0.1:8001/", "https://127.0.0.1", "http://127.0.0.1:80"]
     assert Runtime(**RUNTIME, extract_endpoints=urls).extract_endpoints == [
-        "http://127.0.0.1:8001", "https://127.0.0.1", "http://[::1]:80",
+        "http://127.0.0.1:8001", "https://127.0.0.1", "http://127.0.0.1:80",
     ]  # fmt: skip
 
 
