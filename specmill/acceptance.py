@@ -58,3 +58,31 @@ def acceptance(counts: dict[str, int], k: int) -> dict[str, Any]:
         "acceptance_rate": counts["num_accepted_tokens"] / counts["num_draft_tokens"],
         "acceptance_rate_pos": [accepted / drafts for accepted in at],
     }
+
+
+def draft_coverage(counts: dict[str, int], output_tokens: int, num_requests: int) -> dict[str, Any]:
+    """How many steps had a draft, and what a step gave over all of them, drafted or not.
+
+        decode steps     = tokens after each request's first - accepted tokens
+        draft_coverage   = drafts / decode steps
+        tokens_per_step  = tokens after each request's first / decode steps
+
+    With a draft model coverage is 1 and `tokens_per_step` is acceptance length; n-gram and suffix
+    do not draft where they find nothing, so that only `tokens_per_step` compares with a draft
+    model's. What a last step accepted beyond the end of its answer is counted as accepted, and
+    is no output: up to K tokens per request, by which steps are counted too low. They are never
+    fewer than the drafts.
+
+    Args:
+        counts: As for `acceptance`.
+        output_tokens: Of all requests.
+        num_requests: Each got its first token from its prefill, which verifies no draft.
+
+    Returns:
+        `draft_coverage` (0 ... 1) and `tokens_per_step`; both None when no request decoded.
+    """
+    decoded, drafts = output_tokens - num_requests, counts["num_drafts"]
+    steps = max(decoded - counts["num_accepted_tokens"], drafts)
+    if decoded <= 0 or steps <= 0:
+        return {"draft_coverage": None, "tokens_per_step": None}
+    return {"draft_coverage": drafts / steps, "tokens_per_step": decoded / steps}

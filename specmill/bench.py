@@ -11,7 +11,7 @@ import json
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,82 +22,11 @@ from specmill.acceptance import subtract
 from specmill.client import Client, TimedAnswer, run_closed_loop
 from specmill.files import digest, read_json, write_json
 from specmill.params import Bench, Runtime
-from specmill.samples import Sample
-from specmill.server import Server, serve
-
-
-@dataclass(frozen=True)
-class Run:
-    """One server to start and measure."""
-
-    role: str
-    """`reference` or `method`."""
-    k: int | None
-    """num_speculative_tokens; None without speculation."""
-    round: int
-    speculative_config: dict[str, Any] | None
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One category at one concurrency, with its prompts."""
-
-    category: str
-    concurrency: int
-    prompts: tuple[Sample, ...]
-    fresh: bool
-    """False when an earlier cell sent some of these prompts too: prefixes may be cached."""
-
-
-def plan_runs(configs: dict[int, dict[str, Any] | None], rounds: int) -> list[Run]:
-    """The servers of one bench stage, in order.
-
-    Args:
-        configs: Speculative config by K, in the order measured; all None for `none`, which is its
-            own reference.
-        rounds: 1, or 2 for a mirrored second pass.
-    """
-    speculating = {k: config for k, config in configs.items() if config is not None}
-    if not speculating:
-        return [Run("method", None, index, None) for index in range(rounds)]
-    first = [Run("reference", None, 0, None)]
-    first += [Run("method", k, 0, config) for k, config in speculating.items()]
-    if rounds == 1:
-        return first
-    return first + [Run(run.role, run.k, 1, run.speculative_config) for run in reversed(first)]
-
-
-def plan_cells(samples: list[Sample], bench: Bench) -> list[Cell]:
-    """Split the bench prompts into cells; each gets prompts of its own while there are enough.
-
-    Every cell has at least one full wave, so that its concurrency is reached.
-    """
-    by_category: dict[str, list[Sample]] = {}
-    for sample in samples:
-        by_category.setdefault(sample.category, []).append(sample)
-    cells = []
-    used = 0
-    for concurrency in bench.concurrency:
-        wanted = max(bench.requests, concurrency)
-        for category, prompts in sorted(by_category.items()):
-            picked = tuple(prompts[(used + i) % len(prompts)] for i in range(wanted))
-            cells.append(Cell(category, concurrency, picked, used + wanted <= len(prompts)))
-        used += wanted
-    return cells
-
-
-def check_room(cells: list[Cell], max_tokens: int, max_model_len: int) -> None:
-    """Refuse a bench whose answers do not fit the context.
-
-    Raises:
-        ValueError: naming the parameter.
-    """
-    longest = max(len(prompt.prompt_token_ids) for cell in cells for prompt in cell.prompts)
-    if longest + max_tokens > max_model_len:
-        raise ValueError(
-            f"bench.max_tokens is {max_tokens} and the longest bench prompt has {longest} tokens, "
-            f"more than verifier.max_model_len ({max_model_len}) holds"
-        )
+from specmill.plan import Cell, Run
+from specmill.samples import ALL
+from specmill.section import DoesNotFit
+from specmill.server import EngineRefused, Server, serve
+from specmill.summary import PLACE
 
 
 class CellCache:
@@ -162,25 +91,37 @@ def server_starter(
 def measure(
     runs: list[Run],
     cells: list[Cell],
+    warmup: list[list[int]],
     bench: Bench,
     start_server: Callable[[Run], AbstractContextManager[Server]],
     cache: CellCache,
     timeout_s: float,
 ) -> list[dict[str, Any]]:
-    """Measure every cell of every run.
+    """Measure every cell of every run, after a warm-up with the prompts `warmup`.
 
     Returns:
         One record per run: `role`, `k`, `round`, `engine` (facts) and `cells`, each with its
         counters and one record per request.
+
+    Raises:
+        DoesNotFit: when the engine gives up with the method after it has served the reference.
     """
     records = []
     for run in runs:
         missing = [cell for cell in cells if cache.get(run, cell) is None]
         if missing or cache.get(run, None) is None:
-            with start_server(run) as server:
-                asyncio.run(_measure_cells(run, missing, bench, server, cache, timeout_s))
-                facts = compat.engine_facts(server.log.read_text(errors="replace"))
-                cache.put(run, None, facts | {"startup_s": round(server.startup_s, 1)})
+            try:
+                with start_server(run) as server:
+                    measuring = _measure_cells(
+                        run, missing, warmup, bench, server, cache, timeout_s
+                    )
+                    asyncio.run(measuring)
+                    facts = compat.engine_facts(server.log.read_text(errors="replace"))
+                    cache.put(run, None, facts | {"startup_s": round(server.startup_s, 1)})
+            except EngineRefused as error:
+                if run.role == "reference" or not records:
+                    raise
+                raise DoesNotFit(f"vLLM does not start with it: {error.reason}") from error
         records.append(
             {
                 "role": run.role,
@@ -194,16 +135,20 @@ def measure(
 
 
 async def _measure_cells(
-    run: Run, cells: list[Cell], bench: Bench, server: Server, cache: CellCache, timeout_s: float
+    run: Run,
+    cells: list[Cell],
+    warmup: list[list[int]],
+    bench: Bench,
+    server: Server,
+    cache: CellCache,
+    timeout_s: float,
 ) -> None:
     sampling = {"temperature": 0.0, "max_tokens": bench.max_tokens}
     label = run.role if run.k is None else f"{run.role} K={run.k}"
     async with Client(server, timeout_s) as client:
         for concurrency in sorted({cell.concurrency for cell in cells}):
-            # without their first token these prompts share no prefix with a measured one
-            warm = [sample.prompt_token_ids[1:] for sample in cells[0].prompts]
             await run_closed_loop(
-                [warm[i % len(warm)] for i in range(bench.warmup_waves * concurrency)],
+                [warmup[i % len(warmup)] for i in range(bench.warmup_waves * concurrency)],
                 lambda ids: client.complete_timed(ids, sampling),
                 concurrency,
             )
@@ -243,6 +188,18 @@ def _cell_record(cell: Cell, answers: list[TimedAnswer], counts: dict[str, int])
             }
             for sample, answer in zip(cell.prompts, answers, strict=True)
         ],
+    }
+
+
+def not_served(reason: DoesNotFit, k: int, concurrencies: list[int]) -> dict[str, Any]:
+    """What a row is when its method cannot serve this verifier: the reason, and no figures."""
+    return {
+        "num_speculative_tokens": k,
+        "not_served": str(reason),
+        "rows": [
+            dict(zip(PLACE, (k, concurrency, ALL), strict=True)) for concurrency in concurrencies
+        ],
+        "engine": {},
     }
 
 

@@ -10,6 +10,7 @@ import re
 import stat
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -113,6 +114,8 @@ def engine_environment(machine: str, cpu_kv_cache_gib: int) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         # a process that has asked torch for its GPUs cannot fork an engine
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        # at 1 the plugin of arctic-inference (suffix decoding) changes every engine
+        "ARCTIC_INFERENCE_ENABLED": "0",
     }
     if machine == "cuda":
         return common
@@ -208,6 +211,19 @@ def engine_facts(log: str) -> dict[str, Any]:
         facts["async_scheduling"] = False if disabled else None
     facts["warnings"] = sorted(set(re.findall(r"WARNING [\d:\- ]+ (.+)", log)))
     return facts
+
+
+def engine_error(log: str) -> str:
+    """Why an engine ended, in one line: the first error in its log, which later ones follow from.
+
+    A configuration that is refused is an error of pydantic, whose reason is on a line of its own.
+    """
+    refused = re.search(r"^ *Value error, (.+?)(?: \[type=|$)", log, re.M)
+    if refused:
+        return textwrap.shorten(refused.group(1), 300)
+    prefix = r"(?:\(.*?\) )?(?:ERROR [\d:\- ]+\[.*?\] )?"
+    raised = re.search(rf"^{prefix}((?:\w+\.)*\w+(?:Error|Exception)\b.*)$", log, re.M)
+    return textwrap.shorten(raised.group(1), 300) if raised else "it gave no reason"
 
 
 @contextlib.contextmanager

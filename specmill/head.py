@@ -1,5 +1,8 @@
 """A trained head: what its epochs were worth, and the portable checkpoint that is served."""
 
+import re
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -8,33 +11,57 @@ from safetensors.torch import load_file, save_file
 
 from specmill.files import read_json, write_json
 
+_FULL = re.compile(r"full_acc_(\d+)_epoch$")
+_ALONE = re.compile(r"position_(\d+)_acc_epoch$")
+
+
+def accuracies(metrics: dict[str, float]) -> list[float]:
+    """Held-out accuracy by draft position, from 0: this position and all before it agree with the
+    verifier's choice *within the draft vocabulary*, the context being the verifier's own.
+
+    It is no acceptance rate: a verifier token outside the draft vocabulary counts as something
+    else. EAGLE-3 reports it (`full_acc_i`). The other types report whether position i agrees,
+    whatever the ones before it do (`position_i_acc`, of DFlash from i = 1); their product stands
+    for it here and is less than it, since positions tend to agree together.
+    """
+    full, alone = (
+        {int(found[1]): value for name, value in metrics.items() if (found := pattern.match(name))}
+        for pattern in (_FULL, _ALONE)
+    )
+    if full:
+        return [full[position] for position in sorted(full)]
+    return list(accumulate((alone[position] for position in sorted(alone)), mul))
+
 
 def expected_length(metrics: dict[str, float]) -> float:
     """1 + the sum of the held-out accuracies by position: what acceptance length would be if
-    agreement within the draft vocabulary were acceptance. Used to rank epochs: the loss begins to
-    rise several epochs before this stops rising.
+    agreement within the draft vocabulary were acceptance. DFlash counts it itself (`eal`).
+
+    Used to rank epochs: the loss begins to rise several epochs before this stops rising.
     """
-    rates = [value for name, value in metrics.items() if name.startswith("full_acc_")]
-    return 1 + sum(rates)
+    return metrics.get("eal_epoch", 1 + sum(accuracies(metrics)))
 
 
-def curves(epochs: list[dict[str, float]], ttt_steps: int) -> list[dict[str, float]]:
+def curves(epochs: list[dict[str, float]]) -> list[dict[str, float]]:
     """Held-out accuracy and loss by epoch and position, one row each, for plots.
 
-    `accuracy` is speculators' full_acc: all positions up to this one agree with the verifier's
-    choice *within the draft vocabulary*, the earlier tokens being the verifier's own. It is no
-    acceptance rate: a verifier token outside the draft vocabulary counts as something else.
+    `accuracy` is that of `accuracies`; `loss` is the position's own, which EAGLE-3 alone reports,
+    or else that of all positions.
     """
-    return [
-        {
-            "epoch": epoch,
-            "position": position,
-            "accuracy": round(metrics[f"full_acc_{position}_epoch"], 4),
-            "loss": round(metrics[f"loss_{position}_epoch"], 4),
-        }
-        for epoch, metrics in enumerate(epochs)
-        for position in range(ttt_steps)
-    ]
+    rows = []
+    for epoch, metrics in enumerate(epochs):
+        for position, accuracy in enumerate(accuracies(metrics)):
+            own = f"loss_{position}_epoch"
+            loss = metrics[own if own in metrics else "loss_epoch"]
+            rows.append(
+                {
+                    "epoch": epoch,
+                    "position": position,
+                    "accuracy": round(accuracy, 4),
+                    "loss": round(loss, 4),
+                }
+            )
+    return rows
 
 
 def export_head(checkpoint: Path, folder: Path, verifier_name: str, provenance: Any) -> None:

@@ -10,6 +10,15 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from specmill.params_data import RENDERING, Datasets
+from specmill.params_heads import (
+    DraftModel,
+    ForeignHead,
+    HeadType,
+    Medusa,
+    OutsideHead,
+    Sibling,
+    SpoiledHead,
+)
 from specmill.section import Count, Section, Seed, Size
 
 TRAINED_HEAD = "models/eagle3"
@@ -108,8 +117,10 @@ class Vocab(Section):
 
 
 class Train(Section):
-    """EAGLE-3 training by speculators."""
+    """Training of an EAGLE-3 head, or of a sibling of it, by speculators."""
 
+    type: HeadType
+    """What is trained (specmill.draft_types); the method of the same name serves it."""
     epochs: Count
     lr: Annotated[float, Field(gt=0)]
     """Peak learning rate; Muon's updates are scaled to AdamW's, so one value serves both."""
@@ -118,9 +129,10 @@ class Train(Section):
     warmup_ratio: Annotated[float, Field(ge=0, le=1)]
     """Share of all steps spent warming the learning rate up; it then falls linearly to 0."""
     ttt_steps: Count
-    """Steps unrolled by the training-time test (EAGLE-3, arXiv 2503.01840, section 3.2)."""
+    """Tokens it learns to draft, which is the largest K; of EAGLE-3 the steps unrolled by the
+    training-time test (arXiv 2503.01840, section 3.2)."""
     ttt_step_loss_decay: Annotated[float, Field(gt=0, le=1)]
-    """Weight of the loss of step i is this to the power i."""
+    """EAGLE-3: weight of the loss of step i is this to the power i."""
     loss: Literal["kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid"]
     """A loss of speculators (losses/utils.py)."""
     max_samples: Count | None
@@ -133,29 +145,11 @@ class Train(Section):
     sliding_window: Count
     """Attention window of the draft layers, in tokens."""
     norm_before_fc: bool
-    """Normalise the concatenated aux hidden states (EAGLE-3.1)."""
+    """Normalise the concatenated aux hidden states (EAGLE-3.1, P-EAGLE)."""
     norm_output: bool
-    """Feed normalised states from one TTT step to the next (EAGLE-3.1)."""
+    """EAGLE-3: feed normalised states from one TTT step to the next (EAGLE-3.1)."""
     seed: Seed
     """Of the draft model's first weights and the order of samples."""
-
-
-class NgramLookup(Section):
-    """vLLM's prompt lookup: the window of tokens matched against what came before."""
-
-    prompt_lookup_min: Count
-    """Shortest window."""
-    prompt_lookup_max: Count
-    """Longest window, tried first."""
-
-    @model_validator(mode="after")
-    def _window_is_ordered(self) -> "NgramLookup":
-        if self.prompt_lookup_min > self.prompt_lookup_max:
-            raise ValueError(
-                f"prompt_lookup_min {self.prompt_lookup_min} is above "
-                f"prompt_lookup_max {self.prompt_lookup_max}"
-            )
-        return self
 
 
 class Spec(Section):
@@ -165,8 +159,6 @@ class Spec(Section):
     """num_speculative_tokens (K), the headline value."""
     sweep: list[Count]
     """Further values of K to measure; each costs one engine start."""
-    ngram: NgramLookup
-    """Prompt lookup, see below."""
 
 
 class Bench(Section):
@@ -193,12 +185,16 @@ class Bench(Section):
 
 
 class Method(Section):
-    """One row of the comparison: a bench stage of its own."""
+    """One row of the comparison: a bench stage of its own, called what its entry is called."""
 
+    method: str
+    """How it is served: a file of specmill/methods."""
     section: Literal["bench", "spec"]
-    """The params section this method depends on besides `bench`."""
+    """The params section this row depends on besides `bench` and its own entry."""
     head: str
-    """The artefact this method serves: a head's folder, or the verifier's identity."""
+    """The artefact it serves: a head's folder, or the verifier's identity where there is none."""
+    settings: Annotated[dict[str, Any], Field(default_factory=dict)]
+    """What else the method can be told; its file says what."""
 
 
 def _endpoints(urls: list[str]) -> list[str]:
@@ -246,6 +242,12 @@ class Params(Section):
     extract: Extract
     vocab: Vocab
     train: Train
+    siblings: dict[str, Sibling]
+    medusa: dict[str, Medusa]
+    draft_models: dict[str, DraftModel]
+    heads: dict[str, OutsideHead]
+    foreign_heads: dict[str, ForeignHead]
+    spoiled_heads: dict[str, SpoiledHead]
     spec: Spec
     bench: Bench
     methods: Annotated[dict[str, Method], Field(min_length=1)]

@@ -11,7 +11,7 @@ import json
 import sys
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML, YAMLError
@@ -70,10 +70,16 @@ def _keys_beside(location: list[str]) -> list[str]:
     """Names of the fields where an unknown key was found."""
     section: Any = Params
     for depth, part in enumerate(location[:-1]):
-        named = location[:depth] == ["methods"]  # the name of a method is no field, nor an index
+        # the name of a row or head is no field, nor an index
+        named = len(location[:depth]) == 1 and _is_mapping(location[0])
         if part in section.model_fields and not named:
             section = _sections_in(section.model_fields[part].annotation)[0]
     return list(section.model_fields)
+
+
+def _is_mapping(name: str) -> bool:
+    """Whether a section of params.yaml holds named entries of one kind."""
+    return get_origin(Params.model_fields[name].annotation) is dict
 
 
 def _sections_in(annotation: Any) -> list[type[Section]]:
@@ -95,8 +101,8 @@ def reference(params: Path) -> str:
     ]
     for name, field in Params.model_fields.items():
         (section,) = _sections_in(field.annotation)
-        about = (section.__doc__ or "").strip()
-        if name == "methods":
+        about = " ".join((section.__doc__ or "").split())
+        if _is_mapping(name):
             lines += ["", f"## {name}.NAME", "", about, "", *_table(section, {})]
         else:
             lines += ["", f"## {name}", "", about, "", *_table(section, values[name])]
@@ -106,7 +112,7 @@ def reference(params: Path) -> str:
                 nested.setdefault(kind, []).append(key)
         for kind, keys in nested.items():
             heading = " and ".join(f"{name}.{key}" for key in keys)
-            about = (kind.__doc__ or "").strip()
+            about = " ".join((kind.__doc__ or "").split())
             lines += ["", f"### {heading}", "", about, "", *_table(kind, values[name][keys[0]])]
     return "\n".join(lines) + "\n"
 

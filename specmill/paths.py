@@ -20,6 +20,10 @@ PREPARED = Path("data/prepared")
 HIDDEN_STATES = Path("data/hidden_states")
 VOCAB = Path("data/vocab")
 EAGLE3 = Path("models/eagle3")
+SIBLINGS = Path("models/siblings")
+MEDUSA = Path("models/medusa")
+DRAFT = Path("models/draft")
+HEADS = Path("models/heads")
 
 REPORTS = Path("reports")
 BENCH = REPORTS / "bench"

@@ -3,6 +3,7 @@
 from itertools import chain
 from typing import Any
 
+from specmill.causes import heads_section
 from specmill.samples import ALL
 
 Results = dict[str, dict[str, Any]]
@@ -18,7 +19,7 @@ def summary_metrics(results: Results) -> dict[str, Any]:
     """
     shown = ("output_tokens_per_s", "speedup", "acceptance_length")
     summary: dict[str, Any] = {}
-    for method, result in results.items():
+    for method, result in _served(results).items():
         summary[method] = {
             f"c{row['concurrency']}": {
                 name: row[name] for name in shown if row.get(name) is not None
@@ -35,6 +36,11 @@ def _headline(result: dict[str, Any]) -> list[Row]:
     """The rows of spec.tokens, of all rows over spec.tokens and spec.sweep."""
     k = result["num_speculative_tokens"]
     return [row for row in result["rows"] if row["num_speculative_tokens"] == k]
+
+
+def _served(results: Results) -> Results:
+    """The methods that have figures."""
+    return {name: result for name, result in results.items() if "not_served" not in result}
 
 
 def _has_reference(result: dict[str, Any]) -> bool:
@@ -67,21 +73,25 @@ def comparison(results: Results, hardware: dict[str, Any], verifier: dict[str, A
         ]
         requests = f"{concurrency} request{'s' if concurrency > 1 else ''}"
         lines += [f"## {requests} in flight", "", *_overall_table(rows), ""]
-        lines += [*_drift_lines(results, concurrency), *_prompt_type_table(rows)]
-    lines += _notes(results)
+        lines += [*_drift_lines(_served(results), concurrency), *_prompt_type_table(rows)]
+    lines += [*heads_section(results), *_notes(_served(results))]
     return "\n".join(lines).rstrip() + "\n"
+
+
+_FURTHER = {"draft_coverage": ".0%", "tokens_per_step": ".2f", "ttft_ms": ".0f", "itl_ms": ".1f"}
 
 
 def _overall_table(rows: list[tuple[str, Row]]) -> list[str]:
     """All prompt types together: a line per method and K, `none` among them."""
     lines = [
-        "| method | K | baseline tok/s | tok/s | change | acceptance length | TTFT ms | ms/token |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| method | K | baseline tok/s | tok/s | change | acceptance length | drafted steps | "
+        "tokens/step | TTFT ms | ms/token |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for method, row in rows:
         if row["category"] == ALL:
-            times = f"{_figure(row, 'ttft_ms', '.0f')} | {_figure(row, 'itl_ms', '.1f')}"
-            lines.append(f"| {method} | {_cells(row)} | {times} |")
+            further = " | ".join(_figure(row, name, form) for name, form in _FURTHER.items())
+            lines.append(f"| {method} | {_cells(row)} | {further} |")
     return lines
 
 
@@ -102,7 +112,10 @@ def _prompt_type_table(rows: list[tuple[str, Row]]) -> list[str]:
 
 def _cells(row: Row) -> str:
     """K, baseline, throughput, change and acceptance length, as both tables show them."""
-    change = _percent(row["speedup"] - 1) if "speedup" in row else "-"
+    if row.get("output_tokens_per_s") is None:
+        change = "not served"
+    else:
+        change = _percent(row["speedup"] - 1) if "speedup" in row else "-"
     return (
         f"{row['num_speculative_tokens']} | {_figure(row, 'reference_tokens_per_s', '.1f')} | "
         f"{_figure(row, 'output_tokens_per_s', '.1f')} | {change} | "
@@ -178,12 +191,19 @@ def _notes(results: Results) -> list[str]:
                 f"{name}: the method and its baseline ran on different model runners "
                 f"({', '.join(sorted(map(str, runners)))}), part of the change."
             )
-    if "ngram" in results:
+    partly = sorted(name for name, result in results.items() if _least_coverage(result) < 0.95)
+    if partly:
         notes.append(
-            "n-gram's acceptance length counts only steps that found a match; it is not "
-            "comparable with a draft model's."
+            f"{', '.join(partly)}: no draft in some steps, which acceptance length leaves out; "
+            "tokens/step counts them and is what compares with a draft model's."
         )
     return [f"- {note}" for note in notes]
+
+
+def _least_coverage(result: dict[str, Any]) -> float:
+    """The smallest share of steps with a draft; 1 without speculation."""
+    shares = [row.get("draft_coverage") for row in result["rows"]]
+    return min((share for share in shares if share is not None), default=1.0)
 
 
 def _impossible(results: Results) -> list[str]:
@@ -220,7 +240,7 @@ def acceptance_rows(results: Results) -> list[Row]:
     """
     prefix = "acceptance_rate_pos_"
     rows = []
-    for method, result in results.items():
+    for method, result in _served(results).items():
         for row in _headline(result):
             positions = sorted(int(n.removeprefix(prefix)) for n in row if n.startswith(prefix))
             rates = [(i, row[f"{prefix}{i}"]) for i in positions if row["category"] == ALL]
@@ -236,7 +256,7 @@ def speedup_rows(results: Results) -> list[Row]:
     """Speed-up of every speculating method by concurrency and prompt type, at the headline K."""
     rows = [
         _place(method, row) | {"category": row["category"], "speedup": row["speedup"]}
-        for method, result in results.items()
+        for method, result in _served(results).items()
         if _has_reference(result)
         for row in _headline(result)
     ]

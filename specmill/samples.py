@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specmill.files import write_atomically
+from specmill.files import digest, write_atomically
 
 ALL = "all"
 """Stands for every category in tables; no category can be called so."""
@@ -56,8 +56,8 @@ class Sample:
 
     @property
     def sample_key(self) -> str:
-        """SHA-256 of the token ids (little-endian int32): the same ids are the same sample."""
-        return hashlib.sha256(self.input_ids.astype("<i4").tobytes()).hexdigest()
+        """Names the sample: the same token ids are the same sample (`key_of`)."""
+        return key_of(self.input_ids)
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -68,6 +68,16 @@ class Sample:
     def answer_token_ids(self) -> list[int]:
         """The trained ids."""
         return [int(token) for token in self.input_ids[self.loss_mask == 1]]
+
+
+def key_of(token_ids: np.ndarray) -> str:
+    """SHA-256 of token ids [num_tokens] of any integer type, as little-endian int32."""
+    return hashlib.sha256(token_ids.astype("<i4").tobytes()).hexdigest()
+
+
+def digest_of(samples: list[Sample]) -> str:
+    """SHA-256 of all that training takes from samples: their ids and masks, in this order."""
+    return digest([[sample.sample_key, key_of(sample.loss_mask)] for sample in samples])
 
 
 def make_sample(

@@ -19,3 +19,11 @@ class Section(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,  # docs/params.md is made of them
     )
+
+
+class NoSettings(Section):
+    """The settings of a method that has none."""
+
+
+class DoesNotFit(ValueError):
+    """Raised where a method cannot serve this verifier: its row says why instead of figures."""

@@ -32,6 +32,15 @@ class Server:
     startup_s: float
 
 
+class EngineRefused(RuntimeError):
+    """The engine ended by itself while it started: it was told something it cannot do."""
+
+    def __init__(self, message: str, reason: str):
+        super().__init__(message)
+        self.reason = reason
+        """The last error in its log, one line."""
+
+
 @contextlib.contextmanager
 def serve(
     model: Path,
@@ -55,7 +64,8 @@ def serve(
         label: Shown while the server starts.
 
     Raises:
-        RuntimeError: when the server ends or is not healthy in time; quotes its last lines.
+        EngineRefused: when the server ends by itself; quotes its last lines.
+        RuntimeError: when it is killed or not healthy in time.
     """
     machine = compat.device()
     key = secrets.token_urlsafe(24)
@@ -110,10 +120,13 @@ def _wait_until_healthy(
     with tqdm(desc=f"starting vLLM ({label})", unit="s", bar_format="{desc}: {elapsed}") as bar:
         while time.monotonic() < deadline:
             if process.poll() is not None:
-                raise RuntimeError(
+                message = (
                     f"vLLM ended with status {process.returncode} while starting ({label}); "
                     f"the end of {log}:\n{_tail(log)}"
                 )
+                if process.returncode < 0:  # killed, as by the kernel when memory is short
+                    raise RuntimeError(message)
+                raise EngineRefused(message, compat.engine_error(log.read_text(errors="replace")))
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200:
                     return

@@ -19,6 +19,16 @@ from specmill.tracking import leaves, numbers
 
 LOCK = Path("dvc.lock")
 COORDINATES = ("num_speculative_tokens", "concurrency", "category")
+FOREACH = {
+    "bench": "methods",
+    "train_sibling": "siblings",
+    "train_medusa": "medusa",
+    "draft_model": "draft_models",
+    "head": "heads",
+    "foreign_head": "foreign_heads",
+    "spoiled_head": "spoiled_heads",
+}
+"""Stages that exist once per entry of a section."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +72,7 @@ def read_state(folder: Path) -> State:
     stages = {
         name: entry
         for name, entry in read_yaml(folder / LOCK)["stages"].items()
-        # DVC keeps the entry of a method that is no longer in params.yaml
-        if name != "report" and name.partition("@")[2] in ("", *params["methods"])
+        if name != "report" and _is_asked_for(name, params)
     }
     _check(folder, params, stages)
     benches = {
@@ -96,6 +105,19 @@ def read_state(folder: Path) -> State:
     )
 
 
+def _is_asked_for(stage: str, params: dict[str, Any]) -> bool:
+    """DVC keeps the entry of a row or head that is no longer in params.yaml."""
+    kind, _, name = stage.partition("@")
+    return not name or name in params.get(FOREACH[kind], {})
+
+
+def _value(params: dict[str, Any], key: str) -> Any:
+    """A section, or with `section.name` an entry of it."""
+    for part in key.split("."):
+        params = params.get(part, {})
+    return params
+
+
 def _check(folder: Path, params: dict[str, Any], stages: dict[str, Any]) -> None:
     made = {out["path"]: out["md5"] for entry in stages.values() for out in entry.get("outs", [])}
     for stage, entry in stages.items():
@@ -104,10 +126,10 @@ def _check(folder: Path, params: dict[str, Any], stages: dict[str, Any]) -> None
                 raise ValueError(
                     f"stage {stage} ran with another {dep['path']}; run `dvc repro` first"
                 )
-        for section, value in entry.get("params", {}).get(str(paths.PARAMS), {}).items():
-            if params.get(section) != value:
+        for key, value in entry.get("params", {}).get(str(paths.PARAMS), {}).items():
+            if _value(params, key) != value:
                 raise ValueError(
-                    f"`{section}` of params.yaml is not what stage {stage} ran with; "
+                    f"`{key}` of params.yaml is not what stage {stage} ran with; "
                     "run `dvc repro` first"
                 )
         for out in entry.get("outs", []):

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from specmill.samples import key_of
 from specmill.shards import FP8, Row, Shard, StateSpec
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
@@ -99,11 +100,7 @@ def stage(path: Path, spec: StateSpec, token_ids: torch.Tensor, states: torch.Te
     checksum = hashlib.sha256()
     for block in blocks:
         checksum.update(block)
-    row = Row(
-        hashlib.sha256(ids.numpy().astype("<i4").tobytes()).hexdigest(),
-        len(ids),
-        checksum.hexdigest(),
-    )
+    row = Row(key_of(ids.numpy()), len(ids), checksum.hexdigest())
     scratch = path.with_suffix(".tmp")
     with scratch.open("wb") as out:
         out.write(Shard(spec, (row,)).header)

@@ -3,7 +3,7 @@
 from statistics import median
 from typing import Any
 
-from specmill.acceptance import acceptance, add
+from specmill.acceptance import acceptance, add, draft_coverage
 from specmill.samples import ALL
 
 PLACE = ("num_speculative_tokens", "concurrency", "category")
@@ -94,6 +94,7 @@ def _figures(cells: list[dict[str, Any]], beside: list[dict[str, Any]], k: int) 
     if "engine_steps" in counts:
         figures["tokens_per_engine_step"] = figures["output_tokens"] / counts["engine_steps"]
     if k:
+        figures |= draft_coverage(counts, figures["output_tokens"], len(requests))
         accepted = acceptance(counts, k)
         for position, rate in enumerate(accepted.pop("acceptance_rate_pos", [])):
             figures[f"acceptance_rate_pos_{position}"] = rate

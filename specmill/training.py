@@ -1,8 +1,9 @@
-"""Train an EAGLE-3 head with speculators on hidden states from the store.
+"""Train a head with speculators on hidden states from the store.
 
 speculators brings the model, the losses, the packing, the optimizers and the Trainer. Ours is what
 lies between: samples come from the store by key (specmill.transfer); the vocabulary is the one
-chosen, checked after construction; progress is kept per epoch.
+chosen, checked after construction; progress is kept per epoch. What is particular to a type of
+draft model is in specmill.draft_types.
 """
 
 import logging
@@ -15,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from speculators.models.eagle3.core import Eagle3DraftModel
-from speculators.models.eagle3.data import shift_batch
 from speculators.train.checkpointer import SingleGPUCheckpointer
 from speculators.train.cli import create_transformer_layer_config
 from speculators.train.data import CollateFn
@@ -26,6 +25,7 @@ from torch.utils.data import DataLoader
 from transformers import set_seed
 
 from specmill import compat
+from specmill.draft_types import TYPES
 from specmill.files import read_json, write_json
 from specmill.head import expected_length
 from specmill.params import Train
@@ -41,39 +41,44 @@ EpochCallback = Callable[[int, dict[str, float]], None]
 
 def build_draft_model(
     verifier_head: Path, aux_ids: list[int], d2t: np.ndarray, t2d: np.ndarray, chosen: Train
-) -> Eagle3DraftModel:
+) -> Any:
     """A fresh draft model shaped after the verifier, with the chosen vocabulary in it.
+
+    Args:
+        verifier_head: What training needs of the verifier.
+        aux_ids: Depths whose states it is fed.
+        d2t: Offsets [draft_vocab_size].
+        t2d: Membership [vocab_size].
+        chosen: Its type, shape and seed.
 
     Raises:
         ValueError: when the model ends up with another vocabulary than asked for.
     """
+    chosen_type = TYPES[chosen.type]
     set_seed(chosen.seed)  # the weights are drawn here
     config = create_transformer_layer_config(
         verifier_name_or_path=str(verifier_head),
         num_layers=chosen.num_layers,
-        draft_arch="llama",
+        draft_arch=chosen_type.decoder,
         hidden_act=None,
         sliding_window=chosen.sliding_window,
         full_attention_indices=[],
     )
-    model = Eagle3DraftModel.from_training_args(
+    model = chosen_type.model.from_training_args(
         verifier_config=config,
         t2d=torch.from_numpy(t2d),
         d2t=torch.from_numpy(d2t),
         verifier_name_or_path=str(verifier_head),
         target_layer_ids=aux_ids,
         draft_vocab_size=len(d2t),
-        norm_before_residual=False,
-        norm_before_fc=chosen.norm_before_fc,
-        norm_output=chosen.norm_output,
-        ttt_steps=chosen.ttt_steps,
         draft_attn_impl=compat.draft_attention(compat.device()),
+        **chosen_type.shape(chosen, verifier_head),
     )
     check_vocabulary(model, d2t, t2d)
     return model
 
 
-def check_vocabulary(model: Eagle3DraftModel, d2t: np.ndarray, t2d: np.ndarray) -> None:
+def check_vocabulary(model: Any, d2t: np.ndarray, t2d: np.ndarray) -> None:
     """Refuse a model whose vocabulary is not the one chosen.
 
     speculators falls back to the verifier's full vocabulary without an error.
@@ -105,7 +110,8 @@ class _ExactCheckpointer(SingleGPUCheckpointer):
 class _Trainer(Trainer):
     """speculators' Trainer that also runs without an accelerator and reports every epoch."""
 
-    def __init__(self, *args: Any, on_epoch: EpochCallback):
+    def __init__(self, *args: Any, seed: int, on_epoch: EpochCallback):
+        self._seed = seed
         self._on_epoch = on_epoch
         super().__init__(*args)
 
@@ -116,7 +122,12 @@ class _Trainer(Trainer):
             self.device_type = "cpu"
         super().setup_trainer()
 
+    def train_epoch(self, epoch: int, **options: Any) -> None:
+        set_seed(self._seed + epoch)  # a resumed training drops and masks what it would have
+        super().train_epoch(epoch, **options)
+
     def val_epoch(self, epoch: int) -> dict[str, float]:
+        set_seed(self._seed)  # every epoch is asked for the same positions
         metrics = super().val_epoch(epoch)
         if not math.isfinite(metrics["loss_epoch"]):
             raise ValueError(
@@ -175,7 +186,7 @@ def make_loader(
         hidden_size,
         num_target_layers=num_aux,
         dtype=data.hidden_states_dtype,
-        preprocess=shift_batch,
+        preprocess=TYPES[chosen.type].shift,
     )
     return Loader(
         data,
@@ -190,7 +201,7 @@ def make_loader(
 
 
 def train(
-    model: Eagle3DraftModel,
+    model: Any,
     training: StoredSamples,
     heldout: StoredSamples,
     chosen: Train,
@@ -208,20 +219,18 @@ def train(
             "train.tokens_per_step cuts %d of %d samples", training.num_cut, len(training)
         )
     _drop_incomplete(checkpoints)
-    machine = compat.device()
-    call_kwargs, val_kwargs = model.get_trainer_kwargs(
+    train_kwargs, val_kwargs = model.get_trainer_kwargs(
         loss_fn=chosen.loss,
-        loss_implementation=compat.loss_implementation(machine),
-        ttt_steps=chosen.ttt_steps,
-        ttt_step_loss_decay=chosen.ttt_step_loss_decay,
+        loss_implementation=compat.loss_implementation(compat.device()),
+        **TYPES[chosen.type].steps(chosen),
     )
     config = TrainerConfig(
         lr=chosen.lr,
         num_epochs=chosen.epochs,
         save_path=str(checkpoints),
         resume_from_checkpoint=True,
-        train_call_kwargs=call_kwargs,
-        val_call_kwargs=val_kwargs,
+        train_call_kwargs=train_kwargs,
+        val_call_kwargs=val_kwargs | TYPES[chosen.type].heldout_steps,
         optimizer=chosen.optimizer,
         muon_lr=chosen.lr,
         scheduler_type="linear",
@@ -235,7 +244,7 @@ def train(
     ]
     started = time.monotonic()
     with compat.trainable_without_accelerator():
-        trainer = _Trainer(model, config, *loaders, on_epoch=on_epoch)
+        trainer = _Trainer(model, config, *loaders, seed=chosen.seed, on_epoch=on_epoch)
         # without speculators' signal handling, which returns from an interrupted training as if
         # it had ended
         _Trainer.run_training.__wrapped__(trainer)

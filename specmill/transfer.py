@@ -12,8 +12,8 @@ Run      python -m specmill.transfer train --hidden-states-backend specmill \\
 """
 
 import argparse
-import hashlib
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,10 @@ from speculators.train.data import ArrowDataset
 from speculators.train.recovery import SampleUnavailable
 
 from specmill.compat import API_KEY
-from specmill.samples import Sample
+from specmill.samples import Sample, digest_of, key_of
 from specmill.shards import read_shard
 from specmill.states import restore, wait_for
-from specmill.view import StateView, check_bytes
+from specmill.view import StateView, read_row
 
 
 class StoreTransfer(HiddenStatesTransfer):
@@ -74,12 +74,9 @@ class StoreTransfer(HiddenStatesTransfer):
         shard = read_shard(path, named=False)
         if shard.spec != self._view.spec:
             raise ValueError(f"the verifier stages {shard.spec}, extract says {self._view.spec}")
-        (row,) = shard.rows
+        (piece,) = shard.pieces(path)
         with safe_open(path, framework="pt") as handle:
-            tensors = {
-                name.split("/")[0]: handle.get_tensor(name) for name in shard.spec.tensors(row)
-            }
-        check_bytes(row, tensors, path)
+            tensors = read_row(handle, shard.spec, piece)
         return self._unpacked(tensors["ids"], tensors["states"], tensors.get("scales"))
 
     def delete(self, handle: str) -> None:
@@ -112,7 +109,7 @@ class StoreBackend(HiddenStatesBackend):
     def from_train_args(args: argparse.Namespace, data_path: str) -> StoreTransfer:
         """The rows of the dataset in `data_path`, found by their ids in `--hidden-states-path`."""
         rows = load_from_disk(data_path).with_format("numpy")["input_ids"]
-        keys = [hashlib.sha256(np.asarray(ids, "<i4").tobytes()).hexdigest() for ids in rows]
+        keys = [key_of(np.asarray(ids)) for ids in rows]
         view = StateView(Path(args.hidden_states_path or "data/hidden_states"))
         return StoreTransfer(view, keys, torch.bfloat16)
 
@@ -122,12 +119,34 @@ class StoreBackend(HiddenStatesBackend):
         raise ValueError("start the verifier with `python -m specmill.serve_states`")
 
 
+def _written(samples: list[Sample], folder: Path) -> Path:
+    """The samples as an Arrow dataset, written once: a training that goes on finds them there.
+
+    Returns:
+        A folder in `folder` that is named after their ids and masks and whole if it is there.
+    """
+    place = folder / digest_of(samples)
+    if place.is_dir():
+        return place
+    begun = place.with_suffix(".tmp")
+    shutil.rmtree(begun, ignore_errors=True)  # of a training that was interrupted here
+    Dataset.from_dict(
+        {
+            "input_ids": [sample.input_ids for sample in samples],
+            "loss_mask": [sample.loss_mask.astype(bool) for sample in samples],
+            "seq_len": [len(sample.input_ids) for sample in samples],
+        }
+    ).with_format("torch").save_to_disk(begun)
+    begun.replace(place)
+    return place
+
+
 class StoredSamples(ArrowDataset):
     """Samples with their hidden states, as speculators' trainer reads them.
 
     For a sample x0 ... x9 with states g (aux layers) and y (last layer), `shift_batch` of
-    speculators then pairs the token *after* a state with it, since a draft model sees the token
-    the verifier has just chosen:
+    speculators then pairs the token *after* a state with it, since an EAGLE-3 or P-EAGLE draft
+    model sees the token the verifier has just chosen:
 
         position         0   1   2  ...  8
         input_ids       x1  x2  x3  ... x9
@@ -149,7 +168,8 @@ class StoredSamples(ArrowDataset):
         Args:
             samples: What trains, or what is held out.
             view: Their hidden states.
-            folder: Receives the samples as speculators reads them; needed as long as this object.
+            folder: Receives the samples as speculators reads them, unless they are there already;
+                needed as long as this object.
             max_len: Tokens of a step; longer samples are cut (train.tokens_per_step).
             dtype: Of the states in a batch.
             endpoints: The running verifier, if the view is online.
@@ -172,16 +192,9 @@ class StoredSamples(ArrowDataset):
                     f"train.tokens_per_step is {max_len}, which leaves no trained token of sample "
                     f"{sample.sample_key[:12]} ({len(sample.input_ids)} tokens); raise it"
                 )
-        Dataset.from_dict(
-            {
-                "input_ids": [sample.input_ids for sample in samples],
-                "loss_mask": [sample.loss_mask.astype(bool) for sample in samples],
-                "seq_len": [len(sample.input_ids) for sample in samples],
-            }
-        ).with_format("torch").save_to_disk(folder)
         super().__init__(
             max_len,
-            folder,
+            _written(samples, folder),
             StoreTransfer(view, self.sample_keys, dtype),
             vllm_endpoint=f"{endpoints[0].rstrip('/')}/v1" if view.online else "",
             on_missing="generate" if view.online else "raise",

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from specmill.manifest import Manifest, way_out_of_damage
-from specmill.shards import Piece, Row, read_shard
+from specmill.shards import Piece, StateSpec, read_shard
 
 
 class StateView(Manifest):
@@ -49,13 +49,11 @@ class StateView(Manifest):
         if piece.file not in self._handles:
             read_shard(piece.file)
             self._handles[piece.file] = safe_open(piece.file, framework="pt")
-        handle = self._handles[piece.file]
-        tensors = {
-            name.split("/")[0]: handle.get_tensor(name) for name in self.spec.tensors(piece.row)
-        }
-        if piece.row.sample_key not in self._checked:
-            check_bytes(piece.row, tensors, piece.file)
-            self._checked.add(piece.row.sample_key)
+        key = piece.row.sample_key
+        tensors = read_row(
+            self._handles[piece.file], self.spec, piece, check=key not in self._checked
+        )
+        self._checked.add(key)
         return tensors
 
     @cached_property
@@ -67,14 +65,31 @@ class StateView(Manifest):
         return {name: value for name, value in self.__dict__.items() if name != "_handles"}
 
 
-def check_bytes(row: Row, tensors: dict[str, torch.Tensor], file: Path) -> None:
-    """Compare a sample's tensors, in the order of their bytes, with its checksum.
+def read_row(
+    handle: Any, spec: StateSpec, piece: Piece, *, check: bool = True
+) -> dict[str, torch.Tensor]:
+    """A sample's tensors from a shard that is open.
+
+    Args:
+        handle: `safetensors.safe_open` of the shard.
+        spec: What it holds.
+        piece: The sample; its file is named in the error.
+        check: Whether to compare the bytes with the checksum.
+
+    Returns:
+        `ids`, `states` and, of fp8, `scales`.
 
     Raises:
-        ValueError: naming sample and file.
+        ValueError: naming sample and file, when its bytes are not those that were written.
     """
-    found = hashlib.sha256()
-    for tensor in tensors.values():
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy())
-    if found.hexdigest() != row.checksum:
-        raise ValueError(f"hidden states of sample {row.sample_key[:12]} in {file} are damaged")
+    row = piece.row
+    tensors = {name.split("/")[0]: handle.get_tensor(name) for name in spec.tensors(row)}
+    if check:
+        found = hashlib.sha256()
+        for tensor in tensors.values():  # in the order of their bytes
+            found.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        if found.hexdigest() != row.checksum:
+            raise ValueError(
+                f"hidden states of sample {row.sample_key[:12]} in {piece.file} are damaged"
+            )
+    return tensors

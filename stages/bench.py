@@ -3,8 +3,9 @@
 Reads    data/prepared/bench.parquet    prompts by category, as token ids
          models/verifier, reports/hardware.json, the method's head
 Writes   data/bench/NAME.jsonl          one line per request: times and output ids
-Plots    reports/bench/NAME.json        rows by K, concurrency and category; engine facts
-Params   bench, methods, and spec for a speculating method
+Plots    reports/bench/NAME.json        rows by K, concurrency and category; engine facts; or why
+                                        the method cannot serve this verifier
+Params   bench, methods.NAME, and spec for a speculating method
 
 Run      dvc repro bench@NAME           (python -m stages.bench NAME)
 """
@@ -15,35 +16,37 @@ from pathlib import Path
 from specmill import paths
 from specmill.bench import (
     CellCache,
-    check_room,
     engine_rows,
     measure,
-    plan_cells,
-    plan_runs,
+    not_served,
     server_starter,
     write_raw,
 )
 from specmill.files import read_json, tree_digest
-from specmill.methods import METHODS
+from specmill.head_facts import head_facts
+from specmill.methods import speculative_configs
+from specmill.plan import check_room, plan_cells, plan_runs, warmup_prompts
 from specmill.samples import read_samples
+from specmill.section import DoesNotFit
 from specmill.stage import open_stage
 from specmill.summary import by_name, headline_k, summarise, without_empty_lists
 from specmill.verifier import model_path
 
 
 def main(name: str) -> None:
-    """Run the stage for the method `name`."""
+    """Run the stage for the entry `name` of `methods`."""
     with open_stage(f"bench@{name}", ["bench"], measures=True) as stage:
         bench, spec, runtime = stage.params.bench, stage.params.spec, stage.params.runtime
         method = stage.params.method(name)
         stage.log_section(method.section)
         verifier, head = read_json(paths.IDENTITY), Path(method.head)
-        ks = dict.fromkeys([spec.tokens, *spec.sweep])
-        runs = plan_runs({k: METHODS[name](k, spec, head, verifier) for k in ks}, bench.rounds)
-        cells = plan_cells(read_samples(paths.PREPARED / "bench.parquet"), bench)
+        ks = list(dict.fromkeys([spec.tokens, *spec.sweep]))
+        about = {"method": name, "served_by": method.method, "head": head_facts(head, verifier)}
+        prompts = read_samples(paths.PREPARED / "bench.parquet")
+        cells = plan_cells(prompts, bench)
         check_room(cells, bench.max_tokens, verifier["max_model_len"])
         inputs = {
-            "method": name,
+            "method": method.model_dump(),
             "head": tree_digest(head),
             "verifier": verifier,
             "bench": bench.model_dump(),
@@ -53,13 +56,24 @@ def main(name: str) -> None:
         start_server = server_starter(
             name, model_path(paths.VERIFIER), verifier, bench, runtime, paths.ROOT / "logs"
         )
-        records = measure(runs, cells, bench, start_server, cache, runtime.request_timeout_s)
+        try:
+            runs = plan_runs(speculative_configs(name, method, ks, verifier), bench.rounds)
+            warmup = warmup_prompts(prompts, cells)
+            records = measure(
+                runs, cells, warmup, bench, start_server, cache, runtime.request_timeout_s
+            )
+        except DoesNotFit as reason:
+            write_raw(paths.BENCH_RAW / f"{name}.jsonl", name, [])
+            stage.write_metrics(
+                paths.BENCH / f"{name}.json", about | not_served(reason, ks[0], bench.concurrency)
+            )
+            return
         write_raw(paths.BENCH_RAW / f"{name}.jsonl", name, records)
         rows, headline = summarise(records), headline_k(records)
         stage.write_metrics(
             paths.BENCH / f"{name}.json",
-            {
-                "method": name,
+            about
+            | {
                 "num_speculative_tokens": headline,
                 "rows": rows,
                 "engine": without_empty_lists(engine_rows(records)),
@@ -72,5 +86,5 @@ def main(name: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m stages.bench METHOD (an entry of params.yaml: methods)")
+        sys.exit("usage: python -m stages.bench NAME (an entry of params.yaml: methods)")
     main(sys.argv[1])

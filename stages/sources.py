@@ -25,7 +25,7 @@ def main() -> None:
         params = load_params(paths.PARAMS)
         check_source(params.verifier.source)
         check_unchanged(params.verifier.source, paths.VERIFIER)
-        check_methods(params.methods)
+        check_methods(params)
         for dataset in (*params.prepare.dataset, *params.prepare.bench):
             check_readable(dataset)
         datasets = {

@@ -64,6 +64,7 @@ def write_results(folder: Path, num_categories: int = 2) -> None:
     for method, ks in {"none": [0], "eagle3": [2, 4]}.items():
         write(reports / "bench" / f"{method}.json", {
             "method": method,
+            "head": {},
             "num_speculative_tokens": ks[0],
             "rows": [row(k, c, category) for k in ks for c in (1, 8) for category in names],
             "engine": {},

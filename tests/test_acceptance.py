@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from specmill.acceptance import acceptance, add, subtract
+from specmill.acceptance import acceptance, add, draft_coverage, subtract
 
 COUNTS = {
     "num_drafts": 8,
@@ -90,3 +90,30 @@ def test_adding_sums_name_by_name_and_misses_none() -> None:
     rows = [{"num_drafts": 1, "accepted_at_0": 1}, {"num_drafts": 5, "engine_steps": 2}, {}]
     assert add(rows) == {"num_drafts": 6, "accepted_at_0": 1, "engine_steps": 2}
     assert add([]) == {}
+
+
+def test_coverage_counts_the_steps_without_a_draft() -> None:
+    # two requests, 22 tokens: 2 come from prefills, 20 from decode steps; 4 drafts had 6 tokens
+    # accepted, so 4 steps gave 4 + 6 and 10 steps gave one each
+    counts = {"num_drafts": 4, "num_draft_tokens": 12, "num_accepted_tokens": 6}
+    found = draft_coverage(counts, output_tokens=22, num_requests=2)
+    assert found == {"draft_coverage": 4 / 14, "tokens_per_step": 20 / 14}
+
+
+def test_with_a_draft_at_every_step_tokens_per_step_is_acceptance_length() -> None:
+    counts = {"num_drafts": 10, "num_accepted_tokens": 5}
+    found = draft_coverage(counts, output_tokens=16, num_requests=1)
+    assert found == {"draft_coverage": 1.0, "tokens_per_step": 1.5}
+
+
+def test_tokens_accepted_beyond_the_end_of_an_answer_make_no_coverage_above_one() -> None:
+    # the last of 10 steps accepted 3 tokens of which the answer had room for 1
+    counts = {"num_drafts": 10, "num_accepted_tokens": 7}
+    found = draft_coverage(counts, output_tokens=16, num_requests=1)
+    assert found == {"draft_coverage": 1.0, "tokens_per_step": 1.5}
+
+
+def test_answers_of_one_token_have_no_coverage() -> None:
+    counts = {"num_drafts": 0, "num_accepted_tokens": 0}
+    found = draft_coverage(counts, output_tokens=3, num_requests=3)
+    assert found == {"draft_coverage": None, "tokens_per_step": None}

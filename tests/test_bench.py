@@ -7,20 +7,12 @@ from typing import Any
 
 import pytest
 
-from specmill.bench import (
-    Cell,
-    CellCache,
-    Run,
-    check_room,
-    engine_rows,
-    measure,
-    plan_cells,
-    plan_runs,
-    write_raw,
-)
+from specmill.bench import CellCache, engine_rows, measure, write_raw
 from specmill.params import Bench
+from specmill.plan import Cell, Run, check_room, plan_cells, plan_runs, warmup_prompts
 from specmill.samples import Sample
-from specmill.server import Server
+from specmill.section import DoesNotFit
+from specmill.server import EngineRefused, Server
 from tests.fakes import FakeVllm, sample
 
 CONFIGS: dict[int, dict[str, Any] | None] = {3: {"k": 3}, 1: {"k": 1}}
@@ -31,6 +23,7 @@ INPUTS: dict[str, Any] = {
     "bench": {"max_tokens": 8},
     "hardware": {"machine": "m"},
 }
+REFUSAL = r"^vLLM does not start with it: ValueError: no such head$"
 RUN = Run("method", 3, 0, {"k": 3})
 
 
@@ -114,6 +107,21 @@ def test_a_cell_larger_than_its_category_repeats_prompts_and_says_so() -> None:
     (cell,) = plan_cells(prompts("coding", 2), bench_section(concurrency=[5]))
     assert last_ids(cell) == [10, 11, 10, 11, 10]
     assert not cell.fresh
+
+
+def test_the_warmup_sends_prompts_that_no_cell_sends() -> None:
+    samples = prompts("coding", 3, 10) + prompts("maths", 2, 20)
+    cells = plan_cells(samples, bench_section(concurrency=[1], requests=1))
+    sent = [sample.prompt_token_ids[1:] for cell in cells for sample in cell.prompts]
+    spare = warmup_prompts(samples, cells)
+    assert len(spare) == 3
+    assert [ids for ids in spare if ids in sent] == []
+
+
+def test_where_cells_send_every_prompt_the_warmup_sends_the_first_cells() -> None:
+    samples = prompts("coding", 2)
+    cells = plan_cells(samples, bench_section(concurrency=[2], requests=2))
+    assert warmup_prompts(samples, cells) == [s.prompt_token_ids[1:] for s in cells[0].prompts]
 
 
 def test_answers_that_do_not_fit_the_context_are_refused() -> None:
@@ -202,6 +210,8 @@ class Lab:
         self.asked: list[list[list[int]]] = []
         """Prompts sent to each server."""
         self.fail_after: int | None = None
+        self.refused_k: int | None = None
+        self.reference_refused = False
         self._log = folder / "server.log"
         self._log.write_text("config: dtype=torch.bfloat16, enforce_eager=True\n")
 
@@ -210,6 +220,8 @@ class Lab:
         fake = FakeVllm()
         fake.fail_after = self.fail_after
         self.started.append(run)
+        if run.k == self.refused_k and (run.role == "method" or self.reference_refused):
+            raise EngineRefused("vLLM ended with status 1\nmany lines", "ValueError: no such head")
         try:
             with fake.serve(self._log) as server:
                 yield server
@@ -217,7 +229,8 @@ class Lab:
             self.asked.append([request["prompt"] for request in fake.requests])
 
     def measure(self, runs: list[Run], cells: list[Cell], bench: Bench) -> list[dict[str, Any]]:
-        return measure(runs, cells, bench, self._start, self.cache, timeout_s=30)
+        warmup = warmup_prompts(prompts("coding", 2, 90), cells)
+        return measure(runs, cells, warmup, bench, self._start, self.cache, timeout_s=30)
 
 
 @pytest.fixture
@@ -328,6 +341,27 @@ def test_a_finished_stage_starts_no_server_until_its_cells_are_cleared(lab: Lab)
     lab.cache.clear([RUN], cells)
     lab.measure([RUN], cells, bench)
     assert len(lab.started) == 2
+
+
+def test_a_method_that_the_engine_refuses_does_not_fit_once_its_reference_was_served(
+    lab: Lab,
+) -> None:
+    bench = bench_section(concurrency=[1], requests=1)
+    cells, runs = plan_cells(prompts("coding", 1), bench), plan_runs({3: {"k": 3}}, rounds=1)
+    lab.refused_k = 3
+    with pytest.raises(DoesNotFit, match=REFUSAL):
+        lab.measure(runs, cells, bench)
+    assert [run.role for run in lab.started] == ["reference", "method"]
+
+
+def test_an_engine_that_does_not_start_without_a_draft_is_an_error(lab: Lab) -> None:
+    bench = bench_section(concurrency=[1], requests=1)
+    cells = plan_cells(prompts("coding", 1), bench)
+    lab.reference_refused = True
+    with pytest.raises(EngineRefused, match="ended with status 1"):
+        lab.measure(plan_runs({3: {"k": 3}}, rounds=1), cells, bench)
+    with pytest.raises(EngineRefused, match="ended with status 1"):  # the bench of `none`
+        lab.measure(plan_runs({3: None}, rounds=1), cells, bench)
 
 
 def test_raw_records_are_one_line_per_request(tmp_path: Path, lab: Lab) -> None:

@@ -177,3 +177,29 @@ def test_a_temporary_folder_that_others_may_write_is_refused(
     folder.chmod(0o777)
     with pytest.raises(ValueError, match="TMPDIR"):
         compat.environment_prefix()
+
+
+def test_the_reason_of_an_engine_that_refuses_its_configuration_is_pydantics() -> None:
+    log = (
+        "(APIServer pid=7) INFO 11-29 23:51:57 [api_server.py:1] starting\n"
+        "Traceback (most recent call last):\n"
+        '  File "x.py", line 121, in __init__\n'
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig\n"
+        "  Value error, Model architectures ['A'] are not supported for now. "
+        "[type=value_error, input_value=ArgsKwargs((), {}), input_type=ArgsKwargs]\n"
+    )
+    assert compat.engine_error(log) == "Model architectures ['A'] are not supported for now."
+
+
+def test_the_reason_of_an_engine_that_fails_later_is_its_first_error() -> None:
+    log = (
+        "(EngineCore pid=9) WARNING 11-29 23:51:57 [a.py:2] errors like `OSError: [Errno 24]`\n"
+        "(EngineCore pid=9) ERROR 11-29 23:53:01 [core.py:11] Traceback (most recent call last):\n"
+        "(EngineCore pid=9) ERROR 11-29 23:53:01 [core.py:11] AssertionError: 4 is not 8\n"
+        "(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    assert compat.engine_error(log) == "AssertionError: 4 is not 8"
+    bare = "torch.AcceleratorError: CUDA error\nRuntimeError: Engine core failed\n"
+    assert compat.engine_error(bare) == "torch.AcceleratorError: CUDA error"
+    assert compat.engine_error("nothing to see\n") == "it gave no reason"
+    assert len(compat.engine_error("ValueError: " + "much " * 200)) <= 300

@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from specmill.methods import METHODS, check_methods
+from specmill.methods import check_methods, eagle3, read_settings, speculative_configs
 from specmill.methods.eagle3 import check_head
-from specmill.params import Method, NgramLookup, Spec
+from specmill.params import Method, Params
+from specmill.params_file import load_params
+from specmill.section import NoSettings
 from specmill.vocab import build_tables, tables_digest
+from tests.workspace import ROOT
 
-SPEC = Spec(tokens=3, sweep=[1], ngram=NgramLookup(prompt_lookup_min=2, prompt_lookup_max=4))
+NOTHING = NoSettings()
 VERIFIER = {"name": "tiny", "fingerprint": "f1", "vocab_size": 10}
 
 
@@ -58,24 +61,52 @@ def mask(*ids: int) -> np.ndarray:
     return found
 
 
-def test_none_serves_without_a_draft(tmp_path: Path) -> None:
-    assert METHODS["none"](3, SPEC, tmp_path, VERIFIER) is None
+def row(method: str, head: str = "head", **settings: Any) -> Method:
+    return Method(method=method, section="spec", head=head, settings=settings)
 
 
-def test_ngram_takes_k_and_the_lookup_window(tmp_path: Path) -> None:
-    assert METHODS["ngram"](5, SPEC, tmp_path, VERIFIER) == {
-        "method": "ngram",
-        "num_speculative_tokens": 5,
-        "prompt_lookup_min": 2,
-        "prompt_lookup_max": 4,
+def test_none_serves_without_a_draft() -> None:
+    assert speculative_configs("none", row("none"), [3], VERIFIER) == {3: None}
+
+
+def test_ngram_takes_every_k_and_the_lookup_window() -> None:
+    chosen = row("ngram", prompt_lookup_min=2, prompt_lookup_max=4)
+    assert speculative_configs("lookup", chosen, [5, 1], VERIFIER) == {
+        k: {
+            "method": "ngram",
+            "num_speculative_tokens": k,
+            "prompt_lookup_min": 2,
+            "prompt_lookup_max": 4,
+        }
+        for k in (5, 1)
     }
+
+
+def test_a_lookup_window_that_ends_before_it_begins_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"methods\.a\.settings: prompt_lookup_min 5 is above .*4"):
+        read_settings("a", row("ngram", prompt_lookup_min=5, prompt_lookup_max=4))
+    same = read_settings("a", row("ngram", prompt_lookup_min=4, prompt_lookup_max=4))
+    assert same.prompt_lookup_min == 4
+
+
+def test_a_setting_that_is_wrong_missing_or_misspelt_is_named() -> None:
+    with pytest.raises(ValueError, match=r"methods\.a\.settings\.prompt_lookup_max: Input should"):
+        read_settings("a", row("ngram", prompt_lookup_min=1, prompt_lookup_max="4"))
+    with pytest.raises(
+        ValueError, match=r"methods\.a\.settings\.prompt_lookup_min: Field required"
+    ):
+        read_settings("a", row("ngram", prompt_lookup_max=4))
+    with pytest.raises(ValueError, match=r"settings\.prompt_lookup_mx: .*mean prompt_lookup_max\?"):
+        read_settings("a", row("ngram", prompt_lookup_min=1, prompt_lookup_mx=4))
+    with pytest.raises(ValueError, match=r"methods\.b\.settings\.x: .*; none has none"):
+        read_settings("b", row("none", x=1))
 
 
 def test_eagle3_takes_k_and_the_absolute_place_of_its_head(
     head: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(head.parent)
-    config = METHODS["eagle3"](2, SPEC, Path("head"), VERIFIER)
+    config = eagle3.speculative_config(2, NOTHING, Path("head"), VERIFIER)
     assert config == {"method": "eagle3", "model": str(head), "num_speculative_tokens": 2}
 
 
@@ -83,7 +114,7 @@ def test_a_head_of_another_verifier_is_refused_by_both_names(head: Path) -> None
     check_head(head, VERIFIER)
     other = VERIFIER | {"name": "huge", "fingerprint": "f2"}
     with pytest.raises(ValueError, match="was trained for tiny, not huge"):
-        METHODS["eagle3"](2, SPEC, head, other)
+        eagle3.speculative_config(2, NOTHING, head, other)
 
 
 @pytest.mark.parametrize("missing", ["d2t", "t2d"])
@@ -121,18 +152,25 @@ def test_a_head_with_the_full_vocabulary_needs_no_mapping(head: Path) -> None:
 
 
 def test_a_head_drafts_as_many_tokens_as_it_was_trained_to_and_no_more(head: Path) -> None:
-    METHODS["eagle3"](3, SPEC, head, VERIFIER)
+    eagle3.speculative_config(3, NOTHING, head, VERIFIER)
     with pytest.raises(ValueError, match=r"spec\.tokens.* 4 draft tokens, .*at most 3.*ttt_steps"):
-        METHODS["eagle3"](4, SPEC, head, VERIFIER)
+        eagle3.speculative_config(4, NOTHING, head, VERIFIER)
 
 
-def test_an_unknown_method_and_a_missing_head_are_named(
+def with_rows(**rows: Method) -> Params:
+    return load_params(ROOT / "params.yaml").model_copy(update={"methods": rows})
+
+
+def test_an_unknown_method_and_an_artefact_that_no_stage_makes_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    known = {"eagle3": Method(section="spec", head="models/eagle3")}
-    check_methods(known)
-    with pytest.raises(ValueError, match=r"methods\.foo: there is no such method; there are none"):
-        check_methods(known | {"foo": Method(section="spec", head="models/eagle3")})
-    with pytest.raises(ValueError, match=r"methods\.eagle3\.head is nope/head, which is not there"):
-        check_methods({"eagle3": Method(section="spec", head="nope/head")})
+    check_methods(with_rows(mine=row("eagle3", "models/eagle3")))
+    with pytest.raises(
+        ValueError, match=r"methods\.foo\.method: there is no method 'fo'; there are"
+    ):
+        check_methods(with_rows(foo=row("fo", "models/eagle3")))
+    with pytest.raises(ValueError, match=r"methods\.mine\.head is models/medusa/a, which is not"):
+        check_methods(with_rows(mine=row("medusa", "models/medusa/a")))
+    (tmp_path / "own").mkdir()
+    check_methods(with_rows(mine=row("eagle3", "own")))

@@ -64,7 +64,7 @@ def test_every_section_carries_the_values_of_the_file(tmp_path: Path) -> None:
             "extract.aux_layer_ids": [0, 4],
             "vocab.draft_vocab_size": 99,
             "train.lr": 0.25,
-            "spec.ngram.prompt_lookup_max": 44,
+            "methods.ngram.settings.prompt_lookup_max": 44,
             "bench.concurrency": [2, 5],
             "methods.none.head": "some/where",
             "runtime.gpu_memory_utilization": 0.5,
@@ -75,7 +75,7 @@ def test_every_section_carries_the_values_of_the_file(tmp_path: Path) -> None:
     assert params.extract.aux_layer_ids == [0, 4]
     assert params.vocab.draft_vocab_size == 99
     assert params.train.lr == 0.25
-    assert params.spec.ngram.prompt_lookup_max == 44
+    assert params.methods["ngram"].settings["prompt_lookup_max"] == 44
     assert params.bench.concurrency == [2, 5]
     assert params.methods["none"].head == "some/where"
     assert params.runtime.gpu_memory_utilization == 0.5
@@ -142,7 +142,6 @@ def test_a_wrong_value_in_a_list_is_refused_by_its_place(
         ("spec.token", "spec.tokens"),
         ("prepare.dataset.0.wieght", "prepare.dataset.0.weight"),
         ("methods.ngram.hed", "methods.ngram.head"),
-        ("spec.ngram.prompt_lookup_mx", "spec.ngram.prompt_lookup_max"),
         ("prepair", "prepare"),
     ],
 )
@@ -156,12 +155,12 @@ def test_a_misspelt_key_is_refused_with_the_one_that_was_meant(
 @pytest.mark.parametrize(
     ("key", "known"),
     [
-        ("spec.ngram.zzz", "prompt_lookup_min, prompt_lookup_max"),
-        ("methods.none.k", "section, head"),
+        ("methods.none.k", "method, section, head, settings"),
         ("prepare.dataset.0.zzz", "source, config, split, revision, weight, category"),
         (
             "zzz",
-            "verifier, prepare, extract, vocab, train, spec, bench, methods, runtime",
+            "verifier, prepare, extract, vocab, train, siblings, medusa, draft_models, heads, "
+            "foreign_heads, spoiled_heads, spec, bench, methods, runtime",
         ),
     ],
 )
@@ -178,7 +177,6 @@ def test_a_key_unlike_any_is_refused_with_those_there_are(
         "spec.tokens",
         "vocab",
         "verifier.revision",
-        "spec.ngram.prompt_lookup_min",
         "prepare.responses",
     ],
 )
@@ -254,14 +252,6 @@ def test_a_revision_goes_with_a_hub_source_only(tmp_path: Path) -> None:
     assert hub.verifier.revision == "main"
 
 
-def test_a_lookup_window_that_ends_before_it_begins_is_refused(tmp_path: Path) -> None:
-    window = {"spec.ngram.prompt_lookup_min": 5, "spec.ngram.prompt_lookup_max": 4}
-    message = refusal(written(tmp_path, window))
-    assert "prompt_lookup_min 5 is above prompt_lookup_max 4" in message
-    same = load(tmp_path, window | {"spec.ngram.prompt_lookup_min": 4})
-    assert same.spec.ngram.prompt_lookup_min == 4
-
-
 def test_a_concurrency_listed_twice_is_refused(tmp_path: Path) -> None:
     message = refusal(written(tmp_path, {"bench.concurrency": [8, 1, 8]}))
     assert "concurrency lists a value twice: [8, 1, 8]" in message
@@ -274,8 +264,8 @@ def with_k(folder: Path, k: int, **changes: Any) -> Path:
 
 
 HEADLESS = {
-    "none": {"section": "bench", "head": "models/verifier/identity.json"},
-    "ngram": {"section": "spec", "head": "models/verifier/identity.json"},
+    "none": {"method": "none", "section": "bench", "head": "models/verifier/identity.json"},
+    "ngram": {"method": "ngram", "section": "spec", "head": "models/verifier/identity.json"},
 }
 
 
@@ -348,11 +338,11 @@ def test_the_reference_in_docs_is_that_of_the_file() -> None:
 
 def test_the_reference_has_every_key_with_its_type_and_value(tmp_path: Path) -> None:
     text = reference(written(tmp_path, {"train.ttt_steps": 41, "prepare.limit": None}))
-    assert "| `ttt_steps` | integer >= 1 | `41` | Steps unrolled by" in text
+    assert "| `ttt_steps` | integer >= 1 | `41` | Tokens it learns to draft" in text
     assert "| `limit` | integer >= 1 or null | `null` | Training prompts to use" in text
     assert "| `responses` | `verifier` or `dataset` | `verifier` | Who answers" in text
     assert "| `weight` | number > 0, <= 1000000.0 | `1.0` if left out | Share of" in text
-    assert "\n### spec.ngram\n" in text
+    assert "\n## medusa.NAME\n" in text
     for section, field in Params.model_fields.items():
         assert re.search(rf"^## {section}(\.NAME)?$", text, re.MULTILINE)
         for key in getattr(field.annotation, "model_fields", {}):
@@ -361,8 +351,8 @@ def test_the_reference_has_every_key_with_its_type_and_value(tmp_path: Path) -> 
 
 def test_an_unknown_method_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     methods = {
-        "none": {"section": "bench", "head": "identity.json"},
-        "eagle3": {"section": "spec", "head": "models/eagle3"},
+        "none": {"method": "none", "section": "bench", "head": "identity.json"},
+        "eagle3": {"method": "eagle3", "section": "spec", "head": "models/eagle3"},
     }
     params = load(tmp_path, {"methods": methods})
     assert params.method("eagle3").head == "models/eagle3"

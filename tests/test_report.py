@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from specmill.bench import not_served
 from specmill.pictures import plot_acceptance, plot_speedup
 from specmill.report import (
     acceptance_rows,
@@ -11,6 +12,7 @@ from specmill.report import (
     speedup_rows,
     summary_metrics,
 )
+from specmill.section import DoesNotFit
 
 HARDWARE = {
     "gpus": [],
@@ -49,7 +51,7 @@ def beside(tokens_per_s: float, reference: float, *rates: float) -> dict[str, An
     }
     if rates:
         row["acceptance_length"] = 1 + sum(rates)
-        row["num_drafts"] = 100
+        row |= {"num_drafts": 100, "draft_coverage": 1.0, "tokens_per_step": 1.375}
     return row | {f"acceptance_rate_pos_{i}": rate for i, rate in enumerate(rates)}
 
 
@@ -63,7 +65,8 @@ def at(k: int, concurrency: int, *categories: dict[str, Any]) -> list[dict[str, 
 
 
 def result(k: int, rows: list[list[dict[str, Any]]], **engines: dict[str, Any]) -> dict[str, Any]:
-    return {"num_speculative_tokens": k, "rows": list(chain(*rows)), "engine": engines}
+    rows_of_all = list(chain(*rows))
+    return {"num_speculative_tokens": k, "head": {}, "rows": rows_of_all, "engine": engines}
 
 
 @pytest.fixture
@@ -103,20 +106,21 @@ def test_both_tables_list_every_row_beside_its_own_baseline(
     first, second = text.split("## 8 requests in flight")
     assert "## 1 request in flight" in first
     assert table_lines(first) == [
-        "| method | K | baseline tok/s | tok/s | change | acceptance length | TTFT ms | ms/token |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| none | 0 | - | 40.0 | - | - | 50 | 25.0 |",
-        "| ngram | 3 | 40.4 | 44.0 | +9% | - | 50 | 25.0 |",
-        "| eagle3 | 1 | 40.0 | 48.0 | +20% | 1.40 | 50 | 25.0 |",
-        "| eagle3 | 2 | 40.0 | 50.0 | +25% | 1.50 | 50 | 25.0 |",
+        "| method | K | baseline tok/s | tok/s | change | acceptance length | drafted steps | "
+        "tokens/step | TTFT ms | ms/token |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| none | 0 | - | 40.0 | - | - | - | - | 50 | 25.0 |",
+        "| ngram | 3 | 40.4 | 44.0 | +9% | - | - | - | 50 | 25.0 |",
+        "| eagle3 | 1 | 40.0 | 48.0 | +20% | 1.40 | 100% | 1.38 | 50 | 25.0 |",
+        "| eagle3 | 2 | 40.0 | 50.0 | +25% | 1.50 | 100% | 1.38 | 50 | 25.0 |",
         "| prompt type | method | K | baseline tok/s | tok/s | change | acceptance length |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
         "| maths | ngram | 3 | 40.0 | 30.0 | -25% | - |",
         "| maths | eagle3 | 1 | 40.0 | 48.0 | +20% | 1.40 |",
         "| maths | eagle3 | 2 | 40.0 | 60.0 | +50% | 1.75 |",
     ]
-    assert "| ngram | 3 | 196.0 | 180.0 | -8% | 1.50 | 50 | 25.0 |" in second
-    assert "| eagle3 | 1 | 200.0 | 200.0 | +0% | 1.40 | 50 | 25.0 |" in second
+    assert "| ngram | 3 | 196.0 | 180.0 | -8% | 1.50 | 100% | 1.38 | 50 | 25.0 |" in second
+    assert "| eagle3 | 1 | 200.0 | 200.0 | +0% | 1.40 | 100% | 1.38 | 50 | 25.0 |" in second
 
 
 def test_with_several_k_one_prompt_type_lies_together(results: dict[str, dict[str, Any]]) -> None:
@@ -134,7 +138,9 @@ def test_with_several_k_one_prompt_type_lies_together(results: dict[str, dict[st
 
 def test_a_time_that_was_not_measured_is_a_dash(results: dict[str, dict[str, Any]]) -> None:
     results["none"]["rows"][0]["itl_ms"] = None
-    assert "| none | 0 | - | 40.0 | - | - | 50 | - |" in comparison(results, HARDWARE, VERIFIER)
+    assert "| none | 0 | - | 40.0 | - | - | - | - | 50 | - |" in comparison(
+        results, HARDWARE, VERIFIER
+    )
 
 
 def test_the_drift_of_each_baseline_from_none_is_stated(
@@ -157,7 +163,7 @@ def test_without_none_no_drift_is_stated(results: dict[str, dict[str, Any]]) -> 
     del results["none"]
     text = comparison(results, HARDWARE, VERIFIER)
     assert "Drift" not in text
-    assert "| eagle3 | 2 | 40.0 | 50.0 | +25% | 1.50 | 50 | 25.0 |" in text
+    assert "| eagle3 | 2 | 40.0 | 50.0 | +25% | 1.50 | 100% | 1.38 | 50 | 25.0 |" in text
 
 
 def test_none_alone_gives_one_table_with_itself(results: dict[str, dict[str, Any]]) -> None:
@@ -165,7 +171,7 @@ def test_none_alone_gives_one_table_with_itself(results: dict[str, dict[str, Any
     assert "`none` in its own stage: 40.0 tok/s." in text
     assert "no other method" in text
     assert "prompt type" not in text
-    assert "| none | 0 | - | 40.0 | - | - | 50 | 25.0 |" in text
+    assert "| none | 0 | - | 40.0 | - | - | - | - | 50 | 25.0 |" in text
 
 
 def test_uncompiled_engines_are_noted_by_method(results: dict[str, dict[str, Any]]) -> None:
@@ -201,12 +207,42 @@ def test_a_baseline_on_another_model_runner_is_noted(results: dict[str, dict[str
     assert note in comparison(results, HARDWARE, VERIFIER)
 
 
-def test_the_acceptance_length_of_ngram_is_explained_where_it_is_shown(
+def test_steps_without_a_draft_are_explained_where_there_are_some(
     results: dict[str, dict[str, Any]],
 ) -> None:
-    assert "n-gram's acceptance length counts" in comparison(results, HARDWARE, VERIFIER)
-    del results["ngram"]
-    assert "n-gram" not in comparison(results, HARDWARE, VERIFIER)
+    assert "no draft in some steps" not in comparison(results, HARDWARE, VERIFIER)
+    results["ngram"]["rows"][2] |= {"draft_coverage": 0.2, "tokens_per_step": 1.25}
+    text = comparison(results, HARDWARE, VERIFIER)
+    assert "- ngram: no draft in some steps, which acceptance length leaves out" in text
+    assert "| -8% | 1.50 | 20% | 1.25 |" in text
+
+
+@pytest.fixture
+def with_refusal(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The same and a row that could not be served, as `bench.not_served` writes it."""
+    refused = not_served(DoesNotFit("its heads are 4 wide, not 8"), 3, [1, 8])
+    return results | {"narrow": {"method": "narrow", "head": {}, **refused}}
+
+
+def test_a_row_that_is_not_served_is_in_the_table_with_its_reason(
+    with_refusal: dict[str, dict[str, Any]],
+) -> None:
+    text = comparison(with_refusal, HARDWARE, VERIFIER)
+    assert text.count("| narrow | 3 | - | - | not served | - | - | - | - | - |") == 2
+    assert "- **narrow is not served**: its heads are 4 wide, not 8" in text
+
+
+def test_a_row_that_is_not_served_changes_nothing_about_the_others(
+    results: dict[str, dict[str, Any]], with_refusal: dict[str, dict[str, Any]]
+) -> None:
+    assert summary_metrics(with_refusal) == summary_metrics(results)
+    assert acceptance_rows(with_refusal) == acceptance_rows(results)
+    assert speedup_rows(with_refusal) == speedup_rows(results)
+    without = [line for line in comparison(with_refusal, HARDWARE, VERIFIER).splitlines()
+               if "narrow" not in line and line != "## Heads"]  # fmt: skip
+    assert [line for line in without if line] == [
+        line for line in comparison(results, HARDWARE, VERIFIER).splitlines() if line
+    ]
 
 
 def test_the_summary_holds_a_handful_of_figures_over_all_at_the_headline_k(

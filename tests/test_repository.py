@@ -4,13 +4,13 @@ import ast
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from ruamel.yaml import YAML
 
 from specmill import paths
-from specmill.methods import METHODS
+from specmill.methods import METHODS, check_methods
 from specmill.params import Params
 from specmill.params_file import load_params
 from specmill.section import Section
@@ -82,7 +82,7 @@ def test_a_stage_depends_on_exactly_the_modules_it_imports(name: str) -> None:
     expected = closure(f"stages/{name}.py")
     if name == "bench":  # each method depends on its own file, so that adding one reruns none
         expected = {f for f in expected if not f.startswith("specmill/methods/")}
-        expected.add("specmill/methods/${key}.py")
+        expected.add("specmill/methods/${item.method}.py")
     assert listed == expected
 
 
@@ -96,7 +96,10 @@ def test_a_stage_reads_only_the_params_sections_it_lists() -> None:
     for name, stage in STAGES.items():
         source = (ROOT / "stages" / f"{name}.py").read_text()
         read = set(re.findall(r"stage\.params\.(\w+)", source)) - {"runtime", "method"}
-        listed = {s.replace("${item.section}", "spec") for s in stage.get("params", [])}
+        listed = {
+            s.replace("${item.section}", "spec").removesuffix(".${key}")
+            for s in stage.get("params", [])
+        }
         assert read <= listed, name
         assert listed <= set(Params.model_fields), name
 
@@ -106,10 +109,11 @@ def test_every_parameter_is_read_somewhere() -> None:
         path.read_text()
         for folder in ("specmill", "stages")
         for path in (ROOT / folder).rglob("*.py")
-        if path.name != "params.py"
+        if path.name not in ("params.py", "params_heads.py")
     )
     for section, field in Params.model_fields.items():
-        model = field.annotation
+        # an entry of a section such as `medusa` is the model
+        model = (get_args(field.annotation) or (field.annotation,))[-1]
         if isinstance(model, type) and issubclass(model, Section):
             for key in model.model_fields:
                 assert re.search(rf"\.{key}\b", code), f"{section}.{key} is read nowhere"
@@ -118,9 +122,20 @@ def test_every_parameter_is_read_somewhere() -> None:
 @pytest.mark.parametrize(
     "profile", ["params.yaml", "profiles/smoke.yaml", "profiles/all-methods.yaml"]
 )
-def test_params_files_are_valid_and_complete(profile: str) -> None:
+def test_params_files_are_valid_and_all_their_rows_can_be_made(profile: str) -> None:
     params = load_params(ROOT / profile)
-    assert set(params.methods) == set(METHODS)
+    check_methods(params)
+    assert {"none", "ngram", "eagle3"} <= set(params.methods)
+
+
+def test_the_profile_of_all_methods_has_a_row_for_each_and_the_sections_of_the_default() -> None:
+    every = load_params(ROOT / "profiles/all-methods.yaml")
+    assert {row.method for row in every.methods.values()} == set(METHODS)
+    default = load_params(ROOT / "params.yaml")
+    # so that going back to params.yaml reruns nothing but the report
+    for section in ("verifier", "prepare", "extract", "vocab", "train", "spec", "bench"):
+        assert getattr(every, section) == getattr(default, section), section
+    assert all(every.methods[name] == row for name, row in default.methods.items())
 
 
 def test_no_profile_is_left_untested() -> None:
@@ -130,8 +145,9 @@ def test_no_profile_is_left_untested() -> None:
 
 
 def test_methods_depend_on_spec_exactly_when_they_speculate() -> None:
-    for name, method in load_params(ROOT / "params.yaml").methods.items():
-        assert method.section == ("bench" if name == "none" else "spec")
+    for profile in ("params.yaml", "profiles/all-methods.yaml"):
+        for name, row in load_params(ROOT / profile).methods.items():
+            assert row.section == ("bench" if row.method == "none" else "spec"), name
 
 
 def test_outputs_are_never_persistent_and_only_report_keeps_files_in_git() -> None:
@@ -152,10 +168,10 @@ def test_every_path_of_the_library_appears_in_the_pipeline() -> None:
         assert str(getattr(paths, name)) in text + (ROOT / "params.yaml").read_text(), name
 
 
-def test_every_stage_takes_no_argument_but_the_bench_its_method() -> None:
-    for name in STAGES:
+def test_a_stage_takes_no_argument_but_the_entry_it_is_made_for() -> None:
+    for name, stage in PIPELINE["stages"].items():
         source = (ROOT / "stages" / f"{name}.py").read_text()
-        assert ("sys.argv" in source) == (name == "bench")
+        assert ("sys.argv" in source) == ("foreach" in stage), name
         assert "argparse" not in source
 
 

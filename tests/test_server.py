@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from specmill import compat
-from specmill.bench import Run, server_starter
+from specmill.bench import server_starter
 from specmill.params import Bench, Runtime
-from specmill.server import serve
+from specmill.plan import Run
+from specmill.server import EngineRefused, serve
 
 # Stands for vLLM: takes the port, then what it does, then the flags it was given.
 FAKE = """
@@ -31,6 +32,10 @@ if behaviour == "port always taken":
 if behaviour == "dies":
     print("CUDA out of memory, or so", flush=True)
     sys.exit(3)
+if behaviour == "refuses":
+    sys.exit("ValueError: no such head")
+if behaviour == "is killed":
+    os.kill(os.getpid(), signal.SIGKILL)
 if behaviour == "forks":
     ready, tell = os.pipe()
     if os.fork() == 0:
@@ -159,6 +164,19 @@ def test_a_server_that_ends_while_starting_is_an_error_that_quotes_its_log(fakes
         fakes.serve(),
     ):
         raise AssertionError("a dead server was yielded")
+
+
+def test_a_server_that_ends_by_itself_has_its_reason_and_one_that_was_killed_has_none(
+    fakes: Fakes,
+) -> None:
+    fakes.behave("refuses")
+    with pytest.raises(EngineRefused) as caught, fakes.serve():
+        raise AssertionError("a dead server was yielded")
+    assert caught.value.reason == "ValueError: no such head"
+    fakes.behave("is killed")
+    with pytest.raises(RuntimeError, match="status -9") as killed, fakes.serve():
+        raise AssertionError("a dead server was yielded")
+    assert not isinstance(killed.value, EngineRefused)
 
 
 def test_a_server_that_is_not_healthy_in_time_is_ended(fakes: Fakes) -> None:

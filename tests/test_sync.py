@@ -176,7 +176,7 @@ def test_a_state_is_one_run_with_its_params_metrics_tags_and_files(
     store, parent = synced
     assert (parent.info.run_name, parent.info.status) == ("tall-tree", "FINISHED")
     assert parent.data.params["train.lr"] == "0.002"
-    assert parent.data.params["spec.ngram.prompt_lookup_min"] == "2"
+    assert parent.data.params["spec.tokens"] == "3"
     assert parent.data.params["methods.eagle3.head"] == "models/eagle3"
     assert not any(name.startswith("runtime.") for name in parent.data.params)
     assert not any(name.startswith("methods.ngram") for name in parent.data.params)

@@ -13,7 +13,8 @@ from speculators.models.eagle3.data import shift_batch
 from transformers import LlamaConfig
 
 from specmill import compat
-from specmill.head import curves, expected_length, export_head
+from specmill.draft_types import TYPES
+from specmill.head import accuracies, curves, expected_length, export_head
 from specmill.methods.eagle3 import check_head
 from specmill.params import Train
 from specmill.samples import Sample
@@ -32,6 +33,7 @@ AUX_IDS = [2, 4, 5]
 SPEC = StateSpec("f", (*AUX_IDS, 8), HIDDEN_SIZE, "bfloat16")
 VERIFIER = {"name": "tiny", "fingerprint": "f", "vocab_size": VOCAB_SIZE}
 CHOSEN = Train(
+    type="eagle3",
     epochs=2,
     lr=0.02,
     optimizer="adamw",
@@ -137,8 +139,8 @@ def tables() -> tuple[np.ndarray, np.ndarray]:
     return build_tables(Counter(ANSWER_IDS), 4, VOCAB_SIZE)
 
 
-def new_model(verifier_head: Path, seed: int = CHOSEN.seed) -> Any:
-    chosen = CHOSEN.model_copy(update={"seed": seed})
+def new_model(verifier_head: Path, **changes: Any) -> Any:
+    chosen = CHOSEN.model_copy(update=changes)
     return build_draft_model(verifier_head, AUX_IDS, *tables(), chosen)
 
 
@@ -278,7 +280,7 @@ def test_curves_have_one_rounded_row_per_epoch_and_position() -> None:
             "loss_1_epoch": 2.5,
         },
     ]
-    assert curves(epochs, ttt_steps=2) == [
+    assert curves(epochs) == [
         {"epoch": 0, "position": 0, "accuracy": 0.4124, "loss": 2.0001},
         {"epoch": 0, "position": 1, "accuracy": 0.125, "loss": 3.0},
         {"epoch": 1, "position": 0, "accuracy": 0.5, "loss": 1.5},
@@ -326,12 +328,13 @@ def test_an_epoch_that_was_not_validated_is_trained_again(
 
 
 @pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("type_", TYPES)
 def test_an_interrupted_training_goes_on_and_equals_an_undisturbed_one(
-    verifier_head: Path, datasets: tuple[StoredSamples, StoredSamples], tmp_path: Path
+    verifier_head: Path, datasets: tuple[StoredSamples, StoredSamples], tmp_path: Path, type_: str
 ) -> None:
-    chosen = CHOSEN.model_copy(update={"epochs": 3, "optimizer": "muon"})
+    chosen = CHOSEN.model_copy(update={"epochs": 3, "optimizer": "muon", "type": type_})
     whole, whole_epochs = train(
-        new_model(verifier_head), *datasets, chosen, tmp_path / "whole", lambda *_: None
+        new_model(verifier_head, type=type_), *datasets, chosen, tmp_path / "whole", lambda *_: None
     )
 
     def interrupt(epoch: int, _: dict[str, float]) -> None:
@@ -339,10 +342,10 @@ def test_an_interrupted_training_goes_on_and_equals_an_undisturbed_one(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(new_model(verifier_head), *datasets, chosen, tmp_path / "cut", interrupt)
+        train(new_model(verifier_head, type=type_), *datasets, chosen, tmp_path / "cut", interrupt)
     trained_again = []
     resumed, epochs = train(
-        new_model(verifier_head),
+        new_model(verifier_head, type=type_),
         *datasets,
         chosen,
         tmp_path / "cut",
@@ -363,16 +366,20 @@ def test_a_fresh_draft_model_is_drawn_from_the_seed(verifier_head: Path) -> None
 
 
 @pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(
+    ("type_", "num_samples"), [("eagle3", 40), ("peagle", 40), ("dflash", 120)]
+)
 def test_training_learns_what_only_the_states_of_the_right_position_tell(
-    verifier_head: Path, tmp_path: Path
+    verifier_head: Path, tmp_path: Path, type_: str, num_samples: int
 ) -> None:
-    """Answers are random. g_i tells x_(i+2) and y_i, through the lm_head, x_(i+1): beside its input
-    x_(i+1) the draft model is shown the answer, and would not be if anything were shifted by one.
+    """Answers are random. g_i tells x_(i+2) and y_i, through the lm_head, x_(i+1): beside the token
+    x_(i+1) that the verifier has chosen the draft model is shown the one after it, and would not be
+    if anything were shifted by one. Nothing is told of the tokens after that.
     """
     lm_head = load_file(verifier_head / "model.safetensors")["lm_head.weight"]
     generator = np.random.default_rng(1)
     samples, states = [], []
-    for _ in range(48):
+    for _ in range(num_samples + 8):
         tokens = [int(token) for token in generator.choice(ANSWER_IDS, 14)]  # x12, x13 are not kept
         samples.append(sample(tokens[:3], tokens[3:12]))
         its_states = torch.zeros(12, 4, HIDDEN_SIZE)
@@ -381,15 +388,18 @@ def test_training_learns_what_only_the_states_of_the_right_position_tell(
         its_states[:, 3] = 4 * chosen / chosen.norm(dim=1, keepdim=True)
         states.append(its_states.to(torch.bfloat16))
     view = make_view(tmp_path, samples, states)
+    chosen_type = CHOSEN.model_copy(update={"epochs": 4, "type": type_})
     _, epochs = train(
-        new_model(verifier_head),
-        stored(samples[:40], view),
-        stored(samples[40:], view),
-        CHOSEN.model_copy(update={"epochs": 4}),
+        new_model(verifier_head, type=type_),
+        stored(samples[:num_samples], view),
+        stored(samples[num_samples:], view),
+        chosen_type,
         tmp_path / "checkpoints",
         lambda *_: None,
     )
-    assert epochs[-1]["full_acc_0_epoch"] > 0.9  # by chance 0.25
+    first, second = accuracies(epochs[-1])
+    assert first > 0.9  # by chance 0.25
+    assert second < 0.5  # by chance 0.25 of the first
 
 
 def make_checkpoint(folder: Path, **weights: torch.Tensor) -> Path:

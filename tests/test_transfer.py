@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,38 @@ def test_a_view_without_one_of_its_shards_is_refused_before_anything_is_trained(
     shard.unlink()
     with pytest.raises(ValueError, match=rf"states of 2 of 2 samples are missing: .*{shard.name}"):
         stored(samples, view)
+
+
+def test_samples_are_written_once_for_the_same_ids_and_masks(
+    data: tuple[list[Sample], list[torch.Tensor], StateView], tmp_path: Path
+) -> None:
+    samples, _, view = data
+
+    def written(which: list[Sample]) -> dict[Path, int]:
+        StoredSamples(which, view, tmp_path / "arrow", 64, torch.bfloat16, [], 60)
+        return {file: file.stat().st_mtime_ns for file in (tmp_path / "arrow").rglob("*.arrow")}
+
+    first = written(samples)
+    assert len(first) == 1
+    assert written(samples) == first
+    other_mask = samples[0].loss_mask.copy()
+    other_mask[:] = 1
+    assert len(written([replace(samples[0], loss_mask=other_mask), *samples[1:]])) == 2
+    assert len(written(samples[::-1])) == 3
+
+
+def test_samples_whose_writing_was_interrupted_are_written_again(
+    data: tuple[list[Sample], list[torch.Tensor], StateView], tmp_path: Path
+) -> None:
+    samples, _, view = data
+    StoredSamples(samples, view, tmp_path / "whole", 64, torch.bfloat16, [], 60)
+    (place,) = (tmp_path / "whole").iterdir()
+    begun = tmp_path / "cut" / f"{place.name}.tmp"
+    begun.mkdir(parents=True)
+    (begun / "state.json").write_text("{")
+    again = StoredSamples(samples, view, tmp_path / "cut", 64, torch.bfloat16, [], 60)
+    assert len(again) == 4
+    assert [path.name for path in (tmp_path / "cut").iterdir()] == [place.name]
 
 
 def test_only_the_samples_asked_for_need_to_be_there(tmp_path: Path) -> None:

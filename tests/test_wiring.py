@@ -23,7 +23,13 @@ STAND_IN = textwrap.dedent(
     key = sys.argv[1] if len(sys.argv) > 1 else None
     params = YAML(typ="safe").load(Path("params.yaml").read_text())
     pipeline = YAML(typ="safe").load(Path("dvc.yaml").read_text())["stages"]
-    item = params["methods"].get(key, {})
+    section = pipeline[name].get("foreach", "").strip("${}")
+    item = params[section][key] if section else {}
+    def value(place):
+        found = params
+        for part in place.split("."):
+            found = found[part]
+        return found
     def fill(text):
         for field, value in {"key": key, **{f"item.{k}": v for k, v in item.items()}}.items():
             text = text.replace("${%s}" % field, str(value))
@@ -36,7 +42,7 @@ STAND_IN = textwrap.dedent(
         files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
         assert files, f"{name}: dependency {path} is missing"
         return b"".join(p.read_bytes() for p in files)
-    sections = {s: params[s] for s in map(fill, stage.get("params", []))}
+    sections = {s: value(s) for s in map(fill, stage.get("params", []))}
     wanted = [d for s in pipeline.values() for d in s.get("do", s).get("deps", [])]
     for out in paths("outs") + paths("metrics") + paths("plots"):
         leaves = [Path(d) for d in wanted if d.startswith(out + "/") and "$" not in d]
@@ -127,6 +133,44 @@ def test_editing_one_method_reruns_no_other_bench(wired: Workspace) -> None:
     with (wired.folder / "specmill/methods/ngram.py").open("a") as source:
         source.write("# another line\n")
     assert ran(wired.stages_run("dvc", "repro")) == {"bench@ngram", "report"}
+
+
+def test_a_window_of_one_row_reruns_that_row(wired: Workspace) -> None:
+    window = "methods.ngram.settings.prompt_lookup_max=5"
+    assert ran(wired.stages_run("dvc", "exp", "run", "-S", window)) == {"bench@ngram", "report"}
+
+
+def test_a_new_row_runs_what_it_serves_itself_and_the_report(wired: Workspace) -> None:
+    stages = wired.stages_run(
+        *("dvc", "exp", "run", "-S", "+draft_models.few.num_layers=6"),
+        *("-S", "+methods.few={method: draft_model, section: spec, head: models/draft/few}"),
+    )
+    assert ran(stages) == {"draft_model@few", "bench@few", "report"}
+
+
+def test_another_learning_rate_of_eagle3_leaves_medusa_alone(wired: Workspace) -> None:
+    (wired.folder / "params.yaml").write_text(
+        (wired.folder / "profiles/all-methods.yaml").read_text()
+    )
+    stages = ran(wired.stages_run("dvc", "repro"))
+    assert {"train_medusa@three_heads", "draft_model@first_layers", "foreign_head@noised",
+            "spoiled_head@wrong_width", "bench@medusa", "bench@noised"} <= stages  # fmt: skip
+    assert stages.isdisjoint({"train", "bench@none", "bench@ngram", "bench@eagle3"})
+    wired.run("git", "commit", "--quiet", "--all", "-m", "every row")
+    try:
+        stages = ran(wired.stages_run("dvc", "exp", "run", "-S", "train.lr=1e-4"))
+        spoiled = {"shuffled_d2t", "shifted_aux_layers", "random_layer", "wrong_width"}
+        assert stages == (
+            {"train", "foreign_head@noised", "bench@eagle3", "bench@noised", "report"}
+            | {
+                f"{stage}@{name}"
+                for stage in ("train_sibling", "bench")
+                for name in ("peagle", "dflash")
+            }
+            | {f"{stage}@{name}" for stage in ("spoiled_head", "bench") for name in spoiled}
+        )
+    finally:
+        wired.run("git", "reset", "--quiet", "--hard", "HEAD~1")
 
 
 def test_an_experiment_in_a_temporary_folder_leaves_the_workspace_alone(wired: Workspace) -> None:

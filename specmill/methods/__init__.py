@@ -1,39 +1,96 @@
 """One file per speculative method, one row here.
 
-A method is a function of K, the `spec` section and the artefact it serves; it returns vLLM's
-`--speculative-config`, or None to serve without speculation.
+A method says what it can be told (`Settings`) and what vLLM is told: a function of K, the settings,
+the artefact it serves and the verifier, which returns the `--speculative-config`, or None to serve
+without speculation. Rows of the comparison are entries of params.yaml: `methods`; several may be
+served by one method.
 """
 
-from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from pydantic import ValidationError
+
 from specmill import paths
-from specmill.methods import eagle3, ngram, none
-from specmill.params import Method, Spec
+from specmill.methods import dflash, draft_model, eagle3, medusa, ngram, none, peagle, suffix
+from specmill.params import Method, Params
 
-SpeculativeConfig = Callable[[int, Spec, Path, dict[str, Any]], dict[str, Any] | None]
-"""(num_speculative_tokens, spec section, head, verifier identity) -> speculative config"""
-
-METHODS: dict[str, SpeculativeConfig] = {
-    "none": none.speculative_config,
-    "ngram": ngram.speculative_config,
-    "eagle3": eagle3.speculative_config,
+METHODS: dict[str, ModuleType] = {
+    "none": none,
+    "ngram": ngram,
+    "suffix": suffix,
+    "eagle3": eagle3,
+    "peagle": peagle,
+    "dflash": dflash,
+    "medusa": medusa,
+    "draft_model": draft_model,
 }
 
 
-def check_methods(methods: dict[str, Method]) -> None:
-    """Refuse entries of params.yaml that no stage could serve.
+def speculative_configs(
+    name: str, chosen: Method, ks: list[int], verifier: dict[str, Any]
+) -> dict[int, dict[str, Any] | None]:
+    """What vLLM is told for a row at every K; None without speculation.
 
     Raises:
-        ValueError: naming the method that is not known, or the head that is not there.
+        DoesNotFit: when the row's artefact cannot serve this verifier.
+        ValueError: when its parameters are wrong.
     """
-    made_here = {str(paths.EAGLE3), str(paths.IDENTITY)}
-    for name, method in methods.items():
-        if name not in METHODS:
+    settings = read_settings(name, chosen)
+    make = METHODS[chosen.method].speculative_config
+    return {k: make(k, settings, Path(chosen.head), verifier) for k in ks}
+
+
+def read_settings(name: str, chosen: Method) -> Any:
+    """`methods.NAME.settings` as the method's own `Settings`.
+
+    Raises:
+        ValueError: naming the method that is not known, or the setting that is wrong.
+    """
+    if chosen.method not in METHODS:
+        raise ValueError(
+            f"methods.{name}.method: there is no method {chosen.method!r}; there are "
+            f"{', '.join(METHODS)} (specmill/methods)"
+        )
+    known = METHODS[chosen.method].Settings
+    for key in chosen.settings.keys() - known.model_fields.keys():
+        near = get_close_matches(key, known.model_fields, n=1, cutoff=0.5)
+        raise ValueError(
+            f"methods.{name}.settings.{key}: there is no such key; "
+            + (f"did you mean {near[0]}?" if near
+               else f"{chosen.method} has {', '.join(known.model_fields) or 'none'}")
+        )  # fmt: skip
+    try:
+        return known.model_validate(chosen.settings)
+    except ValidationError as error:
+        wrong = [
+            ".".join([f"methods.{name}.settings", *map(str, item["loc"])])
+            + f": {item['msg'].removeprefix('Value error, ')}"
+            for item in error.errors()
+        ]
+        raise ValueError("\n".join(wrong)) from None
+
+
+def check_methods(params: Params) -> None:
+    """Refuse entries of `methods` that no stage could serve.
+
+    Raises:
+        ValueError: naming what is not known, or the artefact that no stage makes.
+    """
+    made_here = {str(paths.EAGLE3), str(paths.VERIFIER), str(paths.IDENTITY)}
+    for folder, names in (
+        (paths.SIBLINGS, params.siblings),
+        (paths.MEDUSA, params.medusa),
+        (paths.DRAFT, params.draft_models),
+        (paths.HEADS, params.heads | params.foreign_heads | params.spoiled_heads),
+    ):
+        made_here |= {str(folder / name) for name in names}
+    for name, chosen in params.methods.items():
+        read_settings(name, chosen)
+        if chosen.head not in made_here and not Path(chosen.head).exists():
             raise ValueError(
-                f"methods.{name}: there is no such method; there are {', '.join(METHODS)} "
-                "(specmill/methods)"
+                f"methods.{name}.head is {chosen.head}, which is not there and which no stage "
+                f"makes; there are {', '.join(sorted(made_here))}"
             )
-        if method.head not in made_here and not Path(method.head).exists():
-            raise ValueError(f"methods.{name}.head is {method.head}, which is not there")

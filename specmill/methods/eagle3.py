@@ -1,8 +1,10 @@
 """EAGLE-3: a one-layer draft model fed the verifier's hidden states (arXiv 2503.01840).
 
-The head is the speculators checkpoint that train wrote. Before it is served, what silently ruins
-acceptance is checked: that it was trained for this verifier, that its vocabulary mapping is in it,
-and that this is the mapping its provenance names.
+The head is a speculators checkpoint. Before it is served, what silently ruins acceptance is
+checked. Of a head that train wrote: that it was trained for this verifier, that its vocabulary
+mapping is in it, and that this is the mapping its provenance names. Of any other, which may have
+been made for another verifier on purpose: that its inspection (stages head, foreign_head,
+spoiled_head) did not refuse it; what else that found stands in its row.
 """
 
 from pathlib import Path
@@ -11,20 +13,46 @@ from typing import Any
 from safetensors import safe_open
 
 from specmill.files import read_json
-from specmill.params import Spec
+from specmill.head_facts import INSPECTION
+from specmill.section import DoesNotFit, NoSettings
 from specmill.vocab import check_tables, tables_digest
 
+Settings = NoSettings
 
-def speculative_config(k: int, _spec: Spec, head: Path, verifier: dict[str, Any]) -> dict[str, Any]:
+
+def speculative_config(
+    k: int, _settings: NoSettings, head: Path, verifier: dict[str, Any]
+) -> dict[str, Any]:
     """vLLM's `eagle3` with K draft tokens.
 
     Raises:
-        ValueError: when the head does not fit the verifier or its own provenance, or when K is more
-            than it was trained to draft.
+        DoesNotFit: when the head's inspection refused it.
+        ValueError: when a head trained here does not fit the verifier or its own provenance, or
+            when K is more than it was trained to draft.
     """
-    check_head(head, verifier)
-    check_k(k, head)
+    if (head / INSPECTION).is_file():
+        check_inspection(head, verifier)
+    else:
+        check_head(head, verifier)
+        check_k(k, head)
     return {"method": "eagle3", "model": str(head.absolute()), "num_speculative_tokens": k}
+
+
+def check_inspection(head: Path, verifier: dict[str, Any]) -> None:
+    """Refuse a head that was refused when it was looked at.
+
+    Raises:
+        DoesNotFit: with the reason.
+        ValueError: when it was looked at for another verifier.
+    """
+    inspection = read_json(head / INSPECTION)
+    if inspection["run_on"] != verifier["name"]:
+        raise ValueError(
+            f"{head} was inspected for {inspection['run_on']}, not {verifier['name']}; run "
+            "`dvc repro`, which inspects it again"
+        )
+    if inspection["refused"]:
+        raise DoesNotFit(inspection["refused"])
 
 
 def check_head(head: Path, verifier: dict[str, Any]) -> None:
@@ -33,6 +61,11 @@ def check_head(head: Path, verifier: dict[str, Any]) -> None:
     Raises:
         ValueError: naming what does not fit.
     """
+    if not (head / "provenance.json").is_file():
+        raise ValueError(
+            f"{head} does not say for which verifier it was trained (no provenance.json); name it "
+            "as source of an entry of `heads`, and serve that (models/heads/NAME)"
+        )
     config, provenance = read_json(head / "config.json"), read_json(head / "provenance.json")
     trained_for = provenance["verifier"]
     if trained_for["fingerprint"] != verifier["fingerprint"]:

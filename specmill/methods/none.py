@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from specmill.params import Spec
+from specmill.section import NoSettings
+
+Settings = NoSettings
 
 
-def speculative_config(_k: int, _spec: Spec, _head: Path, _verifier: dict[str, Any]) -> None:
+def speculative_config(_k: int, _settings: Any, _head: Path, _verifier: dict[str, Any]) -> None:
     """Serve without a draft."""
     return None

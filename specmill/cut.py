@@ -1,0 +1,156 @@
+"""The first layers of a decoder as a model of its own: a draft model that nobody trained.
+
+A decoder's layers refine one residual stream, so its first layers, followed by its own final norm
+and lm_head, already are a language model, if a poor one (early exit; LayerSkip, arXiv 2404.16710).
+Checkpoints are copied as bytes, file by file: nothing is loaded, whatever the model's size or the
+type of its weights.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from specmill.files import read_json, write_json
+
+INDEX = "model.safetensors.index.json"
+_COPIED = ("*.json", "*.model", "*.jinja", "*.txt", "*.py")
+_OURS = ("identity.json", "reference.json", "provenance.json")
+_BLOCK = 1 << 24
+
+
+def cut_model(model: Path, folder: Path, num_layers: int, key: str) -> None:
+    """Write the first layers of a checkpoint, with embeddings, final norm, lm_head and tokenizer.
+
+    Args:
+        model: A transformers checkpoint: config.json, *.safetensors, tokenizer.
+        folder: Receives the checkpoint.
+        num_layers: Decoder layers kept.
+        key: Name of that number in params.yaml, for messages.
+
+    Raises:
+        ValueError: when the model has no more layers than that, or is none that can be cut.
+    """
+    config = cut_config(read_json(model / "config.json"), num_layers, key)
+    files = weight_files(model)
+    prefix = layers_prefix(name for file in files for name in read_header(file)[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    copy_companions(model, folder)
+    write_json(folder / "config.json", config)
+    weight_map: dict[str, str] = {}
+    num_bytes = 0
+    for file in files:
+        kept = {
+            name: tensor
+            for name, tensor in read_header(file)[0].items()
+            if _is_kept(name, prefix, num_layers)
+        }
+        if kept:
+            num_bytes += copy_tensors(file, folder / file.name, kept)
+            weight_map |= dict.fromkeys(kept, file.name)
+    if (model / INDEX).is_file():
+        metadata = {"total_size": num_bytes}
+        write_json(folder / INDEX, {"metadata": metadata, "weight_map": weight_map})
+
+
+def copy_companions(model: Path, folder: Path) -> None:
+    """Copy what a checkpoint holds besides weights: configs, tokenizer, its index, its code."""
+    for pattern in _COPIED:
+        for path in model.glob(pattern):
+            if path.name not in _OURS:
+                shutil.copyfile(path, folder / path.name)
+
+
+def cut_config(config: dict[str, Any], num_layers: int, key: str) -> dict[str, Any]:
+    """A model's config.json with fewer layers; lists with one entry per layer are cut too.
+
+    Raises:
+        ValueError: when the model has no more layers than that, or does not say how many it has.
+    """
+    nested = "num_hidden_layers" not in config
+    text = config.get("text_config", {}) if nested else config
+    if "num_hidden_layers" not in text:
+        raise ValueError("config.json of the verifier has no num_hidden_layers: it cannot be cut")
+    total = text["num_hidden_layers"]
+    if num_layers >= total:
+        raise ValueError(f"{key} is {num_layers}, but the verifier has {total} layers; take fewer")
+    cut = {
+        name: value[:num_layers] if isinstance(value, list) and len(value) == total else value
+        for name, value in text.items()
+    } | {"num_hidden_layers": num_layers}
+    return config | {"text_config": cut} if nested else cut
+
+
+def weight_files(model: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, those of its index if it has one.
+
+    Raises:
+        ValueError: when there are none, or one of the index is missing.
+    """
+    if (model / INDEX).is_file():
+        files = sorted({model / name for name in read_json(model / INDEX)["weight_map"].values()})
+    else:
+        files = sorted(model.glob("*.safetensors"))
+    missing = [file.name for file in files if not file.is_file()]
+    if missing or not files:
+        raise ValueError(f"{model} holds no {', '.join(missing) or '.safetensors weights'}")
+    return files
+
+
+def layers_prefix(names: Iterable[str]) -> str:
+    """What the decoder's layers are called, number excluded: `layers` beside `embed_tokens`.
+
+    Other towers of a multimodal model have layers too, which stay whole.
+
+    Raises:
+        ValueError: when no tensor is called embed_tokens.weight.
+    """
+    found = [re.fullmatch(r"(.*\.)?embed_tokens\.weight", name) for name in names]
+    beside = sorted({match.group(1) or "" for match in found if match}, key=len)
+    if not beside:
+        raise ValueError("the verifier has no embed_tokens.weight: it cannot be cut")
+    return f"{beside[0]}layers."
+
+
+def _is_kept(name: str, prefix: str, num_layers: int) -> bool:
+    number = name.removeprefix(prefix).split(".")[0]
+    return not name.startswith(prefix) or int(number) < num_layers
+
+
+def read_header(file: Path) -> tuple[dict[str, Any], int]:
+    """Tensors of a safetensors file by name, in the order of their bytes, and where the bytes
+    begin (8 bytes of length, little-endian, then the header as JSON, then the bytes)."""
+    with file.open("rb") as source:
+        length = int.from_bytes(source.read(8), "little")
+        header = json.loads(source.read(length))
+    header.pop("__metadata__", None)
+    ordered = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+    return dict(ordered), 8 + length
+
+
+def copy_tensors(source: Path, target: Path, kept: dict[str, Any]) -> int:
+    """Write a safetensors file of some of another's tensors; the number of their bytes.
+
+    Args:
+        source: The file they are in.
+        target: The file to write.
+        kept: Their entries in the header of `source` (`read_header`), in the order of their bytes.
+    """
+    start = read_header(source)[1]
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in kept.items():
+        begin, end = end, end + tensor["data_offsets"][1] - tensor["data_offsets"][0]
+        header[name] = tensor | {"data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the bytes begin at a multiple of 8
+    with source.open("rb") as reading, target.open("wb") as writing:
+        writing.write(len(text).to_bytes(8, "little") + text)
+        for tensor in kept.values():
+            begin, until = tensor["data_offsets"]
+            reading.seek(start + begin)
+            for at in range(begin, until, _BLOCK):
+                writing.write(reading.read(min(_BLOCK, until - at)))
+    return end

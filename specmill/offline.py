@@ -1,0 +1,147 @@
+"""How often a head's first draft is right, from stored hidden states: no engine runs.
+
+Aligned as training is (speculators.models.eagle3.data.shift_batch): for a sample x0 ... x9 with aux
+states g0 ... g9, whose answer begins with x4,
+
+    state fed               g0  g1  g2  g3  g4 ... g7
+    token fed               x1  x2  x3  x4  x5 ... x8
+    draft, to equal         x2  x3  x4  x5  x6 ... x9
+    counted                             x       x        both tokens are the verifier's
+
+A draft of token x5 is made when the verifier has just chosen x4, so the first token of an answer is
+never drafted. Answers of held-out samples are greedy: what the verifier accepts is what it wrote.
+That is acceptance at position 0, unlike speculators' accuracy, whose target is the best token
+*within the draft vocabulary*. An engine drafts from fewer of these positions, those where a step
+begins, so the figures are close but not the same.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from speculators.models.eagle3.config import Eagle3SpeculatorConfig
+from speculators.models.eagle3.core import Eagle3DraftModel
+
+from specmill import compat
+from specmill.samples import Sample
+from specmill.states import restore
+from specmill.view import StateView
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """First drafts at every position where an engine could make one."""
+
+    draft_ids: torch.Tensor
+    """int64 [num_positions], ids of the draft vocabulary."""
+    emitted: torch.Tensor
+    """int64 [num_positions], the verifier's own tokens there."""
+
+    def hits(self, d2t: torch.Tensor | None) -> torch.Tensor:
+        """Which are accepted, bool [num_positions].
+
+        Args:
+            d2t: Offsets, int64 [draft_vocab_size]; None when both vocabularies are one.
+        """
+        target_ids = self.draft_ids if d2t is None else self.draft_ids + d2t[self.draft_ids]
+        return target_ids == self.emitted
+
+    def constant_hits(self) -> torch.Tensor:
+        """The same for drafting the most frequent token always: what nothing learnt gives."""
+        return self.emitted == self.emitted.mode().values
+
+
+def read_config(folder: Path) -> Eagle3SpeculatorConfig:
+    """A head's config, ready to build its model on this machine.
+
+    Raises:
+        ValueError: when it is not one of an EAGLE-3 head.
+    """
+    config = Eagle3SpeculatorConfig.from_pretrained(folder)
+    attention = compat.draft_attention(compat.device())
+    config.transformer_layer_config._attn_implementation = attention
+    return config
+
+
+def expected_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Tensors that a head of this config has; embeddings and t2d among them.
+
+    Raises:
+        ValueError: when its config is not one of an EAGLE-3 head.
+    """
+    with torch.device("meta"):
+        model = Eagle3DraftModel(read_config(folder))
+    return {
+        name: tuple(tensor.shape)
+        for name, tensor in model.state_dict().items()
+        if not name.startswith("verifier_")
+    }
+
+
+def load_draft_model(folder: Path, verifier_head: Path, dtype: torch.dtype) -> Eagle3DraftModel:
+    """A head as speculators' model, with the verifier's embeddings where it has none.
+
+    Raises:
+        ValueError: when a tensor is missing.
+    """
+    model = Eagle3DraftModel(read_config(folder))
+    weights = load_file(folder / "model.safetensors")
+    if "embed_tokens.weight" not in weights:
+        slice_ = load_file(verifier_head / "model.safetensors")
+        weights["embed_tokens.weight"] = slice_["model.embed_tokens.weight"]
+    missing, _ = model.load_state_dict(weights, strict=False)
+    lost = [name for name in missing if not name.startswith("verifier_") and name != "t2d"]
+    if lost:
+        raise ValueError(f"{folder} lacks {', '.join(sorted(lost))}")
+    return model.to(compat.device(), dtype).eval()
+
+
+@torch.no_grad()
+def first_drafts(
+    model: Eagle3DraftModel,
+    view: StateView,
+    samples: Iterable[Sample],
+    layer_ids: list[int],
+    dtype: torch.dtype,
+) -> Drafts:
+    """What a head drafts first at every position of the samples' answers.
+
+    Args:
+        model: The head.
+        view: Holds the samples' states.
+        samples: Greedy answers.
+        layer_ids: The depths to feed, in the order of fc's input; each is stored.
+        dtype: Of the model.
+    """
+    columns = [view.spec.layer_ids.index(number) for number in layer_ids]
+    machine = compat.device()
+    drafts, emitted = [], []
+    for sample in samples:
+        ids, stored, scales = view.load(sample.sample_key)
+        states = restore(stored, scales, dtype)[:-1, columns].flatten(1)
+        fed = ids[1:].long()
+        made: Any = model(
+            hidden_states=states[None].to(machine),  # [1, num_tokens - 1, num_aux * hidden_size]
+            input_ids=fed[None].to(machine),
+            document_ids=torch.zeros(1, len(fed), dtype=torch.long, device=machine),
+            position_ids=torch.arange(1, len(fed) + 1, device=machine)[None],
+            ttt_steps=1,
+        )[0]
+        answered = torch.from_numpy(sample.loss_mask).bool()
+        counted = answered[1:-1] & answered[2:]
+        drafts.append(made[0, :-1].cpu()[counted])
+        emitted.append(fed[1:][counted])
+    return Drafts(torch.cat(drafts), torch.cat(emitted))
+
+
+def clearly_more(hits: torch.Tensor, others: torch.Tensor) -> bool:
+    """Whether `hits` are more by over three standard errors (McNemar, Psychometrika 12, 1947).
+
+    Positions where both are right, or both wrong, say nothing: of the others, b and c of them, the
+    difference b - c has the standard error sqrt(b + c) when there is none.
+    """
+    gained, lost = int((hits & ~others).sum()), int((others & ~hits).sum())
+    return gained - lost > 3 * (gained + lost) ** 0.5

@@ -1,0 +1,115 @@
+"""Every method served for real: the pipeline's verifier, few prompts, uncompiled."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from specmill.files import read_json
+from tests.workspace import Workspace
+
+pytestmark = pytest.mark.e2e
+
+ROWS = {
+    "suffix": ("suffix", "models/verifier/identity.json"),
+    "medusa": ("medusa", "models/medusa/small"),
+    "self_draft": ("draft_model", "models/verifier"),
+    "first_layers": ("draft_model", "models/draft/first_layers"),
+    "shuffled": ("eagle3", "models/heads/shuffled"),
+    "narrow": ("eagle3", "models/heads/narrow"),
+    "outside": ("eagle3", "models/heads/outside"),
+}
+
+
+@pytest.fixture(scope="module")
+def rows(pipeline: Workspace) -> dict[str, dict[str, Any]]:
+    """The benches' JSON of every method beside the shared pipeline's own; by row."""
+    yaml = YAML(typ="safe")
+    file = pipeline.folder / "params.yaml"
+    params = yaml.load(file.read_text())
+    every = yaml.load((pipeline.folder / "profiles/all-methods.yaml").read_text())
+    params["medusa"] = {"small": every["medusa"]["three_heads"] | {"tokens_per_step": 256}}
+    params["draft_models"] = {"first_layers": {"num_layers": 15}}
+    params["spoiled_heads"] = {
+        "shuffled": {"fault": "shuffled_d2t"},
+        "narrow": {"fault": "wrong_width"},
+    }
+    params["heads"] = {"outside": {"source": "folder:elsewhere/head"}}
+    # a head as somebody else would hand it over: this one, under another name
+    pipeline.run("cp", "-r", "models/eagle3", "elsewhere-head")
+    pipeline.run("mkdir", "elsewhere")
+    pipeline.run("mv", "elsewhere-head", "elsewhere/head")
+    (pipeline.folder / "elsewhere/head/provenance.json").unlink()
+    params["methods"] |= {
+        name: {"method": method, "section": "spec", "head": head}
+        for name, (method, head) in ROWS.items()
+    }
+    with file.open("w") as out:
+        yaml.dump(params, out)
+    try:
+        ran = pipeline.stages_run("dvc", "repro")
+        assert {f"bench@{name}" for name in ROWS} <= set(ran)
+        assert {"bench@none", "bench@ngram", "bench@eagle3", "train"}.isdisjoint(ran)
+        return {
+            name: dict(read_json(pipeline.folder / f"reports/bench/{name}.json"))
+            for name in params["methods"]
+        } | {"table": {"text": (pipeline.folder / "reports/comparison.md").read_text()}}
+    finally:
+        pipeline.reset()
+
+
+def overall(result: dict[str, Any]) -> dict[str, Any]:
+    """All prompt types at one request."""
+    (found,) = (
+        row for row in result["rows"] if (row["concurrency"], row["category"]) == (1, "all")
+    )
+    return dict(found)
+
+
+def test_every_method_is_served_and_measured(rows: dict[str, dict[str, Any]]) -> None:
+    for name in set(ROWS) - {"narrow"}:
+        row = overall(rows[name])
+        assert min(row[figure] for figure in ("speedup", "num_drafts")) > 0, name
+        rates = [value for key, value in row.items()
+                 if key.startswith("acceptance_rate_pos_") and value is not None]  # fmt: skip
+        assert row["acceptance_length"] == pytest.approx(1 + sum(rates), abs=1e-3), name
+
+
+def test_a_verifier_that_drafts_for_itself_is_accepted(rows: dict[str, dict[str, Any]]) -> None:
+    assert overall(rows["self_draft"])["acceptance_rate"] > 0.95
+
+
+def test_the_first_layers_alone_are_a_poor_draft_model(rows: dict[str, dict[str, Any]]) -> None:
+    assert overall(rows["first_layers"])["acceptance_rate"] < 0.5
+
+
+def test_medusa_accepts_what_its_training_promised(rows: dict[str, dict[str, Any]]) -> None:
+    offline = rows["medusa"]["head"]["offline_acceptance_pos_0"]
+    # few prompts and few trained samples: half of it is far from the nothing of a wrong alignment
+    assert overall(rows["medusa"])["acceptance_rate_pos_0"] >= 0.5 * offline
+
+
+def test_a_head_from_a_folder_is_what_it_was(rows: dict[str, dict[str, Any]]) -> None:
+    own, again = overall(rows["eagle3"]), overall(rows["outside"])
+    assert again["acceptance_rate_pos_0"] == pytest.approx(own["acceptance_rate_pos_0"], abs=0.05)
+
+
+def test_a_broken_head_has_a_row_and_its_cause(rows: dict[str, dict[str, Any]]) -> None:
+    assert overall(rows["shuffled"])["acceptance_rate_pos_0"] < 0.05
+    assert "d2t" in " ".join(rows["shuffled"]["head"]["findings"])
+    assert "**shuffled**" in rows["table"]["text"]
+
+
+def test_a_head_of_the_wrong_width_is_a_row_with_the_reason(
+    rows: dict[str, dict[str, Any]], folder: Path
+) -> None:
+    assert "576" in rows["narrow"]["not_served"]
+    assert "| narrow | 2 | - | - | not served |" in rows["table"]["text"]
+
+
+def test_rows_that_search_say_how_often_they_drafted(rows: dict[str, dict[str, Any]]) -> None:
+    for name in ("ngram", "suffix"):
+        row = overall(rows[name])
+        assert 0 < row["draft_coverage"] < 1
+        assert 1 <= row["tokens_per_step"] < row["acceptance_length"]
