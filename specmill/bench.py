@@ -106,7 +106,7 @@ def measure(
     Raises:
         DoesNotFit: when the engine gives up with the method after it has served the reference.
     """
-    records = []
+    records: list[dict[str, Any]] = []
     for run in runs:
         missing = [cell for cell in cells if cache.get(run, cell) is None]
         if missing or cache.get(run, None) is None:

@@ -59,12 +59,13 @@ def _width_misfits(config: dict[str, Any], shapes: Shapes, verifier: dict[str, A
             f"it asks for states of layers {aux_ids}, and {name} has the ids 0 to {depth}: it was "
             "made for a deeper model"
         )
-    taken, given = shapes.get("fc.weight", (0, 0))[1], len(aux_ids) * width
+    num_fed = len(set(aux_ids))
+    taken, given = shapes.get("fc.weight", (0, 0))[1], num_fed * width
     if taken not in (0, given):
-        per_layer = taken / len(aux_ids)
+        per_layer = taken / num_fed
         made_for = f", as of a model of hidden size {per_layer:.0f}" if per_layer % 1 == 0 else ""
         found.append(
-            f"its fc takes {taken} values a token{made_for}, and {len(aux_ids)} layers of {name} "
+            f"its fc takes {taken} values a token{made_for}, and {num_fed} layers of {name} "
             f"(hidden size {width}) give {given}"
         )
     own = config["transformer_layer_config"]["hidden_size"]
@@ -136,8 +137,8 @@ def differences(
     aux_ids = aux_ids_of(config, verifier["num_layers"])
     if sorted(set(aux_ids)) != aux_ids:
         found["aux_order"] = (
-            f"it lists its layers as {aux_ids}; vLLM feeds them rising, each once, so fc gets them "
-            "in places it was not trained on"
+            f"it lists its layers as {aux_ids}; vLLM feeds them rising, each once, whatever order "
+            "fc was trained on"
         )
     return found
 

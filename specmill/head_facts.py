@@ -6,6 +6,7 @@ from typing import Any
 from specmill.files import read_json
 
 INSPECTION = "inspection.json"
+PROVENANCE = "provenance.json"
 
 
 def head_facts(head: Path, verifier: dict[str, Any]) -> dict[str, Any]:
@@ -29,7 +30,21 @@ def head_facts(head: Path, verifier: dict[str, Any]) -> dict[str, Any]:
             rate = inspection["offline"]["acceptance_rate_pos_0"]
             facts["offline_acceptance_pos_0"] = rate
         return facts
-    if (head / "provenance.json").is_file():
-        trained_for = read_json(head / "provenance.json")["verifier"]["name"]
-        return {"trained_for": trained_for, "run_on": verifier["name"]}
+    if (head / PROVENANCE).is_file():
+        return {"trained_for": trained_for(head), "run_on": verifier["name"]}
     return {}
+
+
+def trained_for(head: Path) -> str | None:
+    """Name of the verifier that a head was made for, by its provenance, else by its config."""
+    if (head / PROVENANCE).is_file():
+        about = read_json(head / PROVENANCE)
+        if "trained_for" in about:  # then `verifier` may be the one it is to run on
+            name: str | None = about["trained_for"]
+            return name
+        named = about.get("verifier") or {}
+        return named.get("name")
+    speculators = read_json(head / "config.json").get("speculators_config") or {}
+    name = (speculators.get("verifier") or {}).get("name_or_path")
+    # speculators keeps the path that it trained with, which names a folder of another machine
+    return Path(name).name if name and Path(name).is_absolute() else name

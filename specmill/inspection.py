@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 from specmill.files import read_json
 from specmill.head_checks import Shapes, differences, misfits
+from specmill.head_facts import trained_for
 from specmill.offline import expected_shapes
 from specmill.random_tensors import looks_drawn
 from specmill.samples import Sample
@@ -56,30 +57,15 @@ def inspect_head(
     return inspection | {"findings": findings | causes or None, "offline": offline}
 
 
-def refusal(
-    trained_for: str | None, verifier: dict[str, Any], reason: str | None
-) -> dict[str, Any]:
+def refusal(made_for: str | None, verifier: dict[str, Any], reason: str | None) -> dict[str, Any]:
     """An inspection that found nothing, or that came no further than `reason`."""
     return {
-        "trained_for": trained_for,
+        "trained_for": made_for,
         "run_on": verifier["name"],
         "refused": reason,
         "findings": None,
         "offline": None,
     }
-
-
-def trained_for(folder: Path) -> str | None:
-    """Name of the verifier that a head was made for, by its provenance, else by its config."""
-    provenance = folder / "provenance.json"
-    if provenance.is_file():
-        about = read_json(provenance)
-        # of a head from outside, `verifier` is the one that it is to run on
-        name: str | None = about.get("trained_for", about["verifier"]["name"])
-        return name
-    named = read_json(folder / "config.json").get("speculators_config", {}).get("verifier", {})
-    name = named.get("name_or_path")
-    return Path(name).name if name and Path(name).is_absolute() else name
 
 
 def _whole(folder: Path, verifier: dict[str, Any], verifier_head: Path) -> dict[str, str]:
@@ -123,7 +109,7 @@ def _contents(folder: Path) -> dict[str, str]:
                 broken.append(name)
             elif not bool(tensor.any()):
                 zero.append(name)
-            elif tensor.dim() == 2 and min(tensor.shape) >= 16 and looks_drawn(tensor):
+            elif looks_drawn(tensor):
                 drawn.append(name)
     if broken:
         raise DoesNotFit(f"{folder.name} holds NaN or infinity in {', '.join(broken)}")

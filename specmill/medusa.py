@@ -117,11 +117,18 @@ def build_heads(head: VerifierHead, t2d: np.ndarray, chosen: Medusa) -> MedusaHe
     return heads.to(head.lm_head.device)
 
 
+_NOTHING_QUANTISED = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}}
+"""vLLM 0.32 refuses an unquantised checkpoint with a parameter that was not loaded, and its Medusa
+does not count the token_map it has loaded. A quantised checkpoint, even if nothing in it is, is not
+looked at so closely (model_executor/model_loader/default_loader.py, load_weights)."""
+
+
 def export_medusa(heads: MedusaHeads, vocab_size: int, folder: Path, provenance: Any) -> None:
     """Write the heads, in the lm_head's dtype, as the checkpoint that vLLM's Medusa loads.
 
-    `lm_heads.0.weight` is the lm_head all heads share (`original_lm_head`). `token_map` is there
-    only when the vocabulary is cut: vLLM reads it only then.
+    `lm_heads.0.weight` is the lm_head all heads share (`original_lm_head`). `token_map`, the
+    verifier token of each draft id, is there only when the vocabulary is cut: vLLM reads it only
+    then.
 
     Raises:
         ValueError: when a weight is not finite.
@@ -135,12 +142,13 @@ def export_medusa(heads: MedusaHeads, vocab_size: int, folder: Path, provenance:
     for name, tensor in weights.items():
         if not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"weight {name} holds NaN or infinity; lower lr")
-    if len(heads.token_ids) < vocab_size:
+    is_cut = len(heads.token_ids) < vocab_size
+    if is_cut:
         weights["token_map"] = heads.token_ids
     folder.mkdir(parents=True, exist_ok=True)
     kept = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    config = {
+    config: dict[str, Any] = {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
         "dtype": str(dtype).removeprefix("torch."),
@@ -151,5 +159,7 @@ def export_medusa(heads: MedusaHeads, vocab_size: int, folder: Path, provenance:
         "num_hidden_layers": num_layers,
         "original_lm_head": True,
     }
+    if is_cut:
+        config["quantization_config"] = _NOTHING_QUANTISED
     write_json(folder / "config.json", config)
     write_json(folder / "provenance.json", provenance)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from specmill.files import read_json, write_json
 from specmill.head_checks import rope_of
+from specmill.head_facts import trained_for
 from specmill.layers import default_aux_layer_ids
 from specmill.params_heads import OutsideHead
 from specmill.section import DoesNotFit
@@ -84,7 +85,7 @@ def read_tensors(folder: Path) -> Tensors:
                 if file.suffix == ".safetensors"
                 else torch.load(file, map_location="cpu", weights_only=True)
             )
-        except (SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
+        except (SafetensorError, pickle.UnpicklingError, OSError, EOFError, RuntimeError) as error:
             raise ValueError(f"{file} cannot be read: {error}") from None
     if not tensors:
         raise ValueError(f"{folder} holds no weights (*.safetensors or pytorch_model*.bin)")
@@ -97,22 +98,19 @@ def read_tensors(folder: Path) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if not name.endswith(_COMPUTED)}
 
 
-def name_of_verifier(folder: Path, config: dict[str, Any]) -> str | None:
-    """For whom a head says it was made: its provenance, its config, or its card's `base_model`."""
-    if (folder / "provenance.json").is_file():
-        name: str | None = read_json(folder / "provenance.json").get("verifier", {}).get("name")
+def name_of_verifier(folder: Path) -> str | None:
+    """For whom a head says it was made: as any head does, or in its card (`base_model`)."""
+    if name := trained_for(folder):
         return name
-    speculators = config.get("speculators_config") or {}
-    if named := (speculators.get("verifier") or {}).get("name_or_path"):
-        return Path(named).name if Path(named).is_absolute() else str(named)
-    if not (folder / "README.md").is_file():
+    card = folder / "README.md"
+    if not card.is_file():
         return None
     from huggingface_hub import ModelCard
 
     try:
-        base = ModelCard.load(folder / "README.md").data.base_model
+        base = ModelCard.load(card).data.base_model
     except ValueError as error:  # a card is written by hand
-        logger.warning("%s is no model card: %s", folder / "README.md", error)
+        logger.warning("%s is no model card: %s", card, error)
         return None
     return base[0] if isinstance(base, list) and base else base or None
 
@@ -137,7 +135,7 @@ def convert(
         ValueError: when the source cannot be read.
     """
     config, tensors = read_json(source / "config.json"), read_tensors(source)
-    name = name_of_verifier(source, config) or verifier["name"]
+    name = name_of_verifier(source) or verifier["name"]
     kind = config.get("speculators_model_type")
     if kind not in (None, "eagle3"):
         raise DoesNotFit(f"{chosen.source} is a head of kind {kind}, not eagle3")
@@ -241,8 +239,10 @@ def _as_converter_reads(config: dict[str, Any], tensors: Tensors) -> dict[str, A
 def _run_converter(
     given: Path, made: Path, verifier_head: Path, flags: dict[str, Any], chosen: OutsideHead
 ) -> None:
+    from loguru import logger as converters_log
     from speculators.convert import convert_model
 
+    converters_log.disable("speculators.convert")  # it calls success what _check_arrived judges
     try:
         convert_model(
             model=str(given),

@@ -126,7 +126,7 @@ def _table(section: type[Section], values: Any) -> list[str]:
         if isinstance(values, dict) and name in values:
             value = f"`{_as_yaml(values[name])}`"
         elif not field.is_required():
-            value = f"`{_as_yaml(field.default)}` if left out"
+            value = f"`{_as_yaml(field.get_default(call_default_factory=True))}` if left out"
         about = " ".join((field.description or "").split())
         kind = _type(schema["properties"][name])
         lines.append(f"| `{name}` | {kind} | {value} | {about} |")

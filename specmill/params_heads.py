@@ -24,7 +24,7 @@ class Medusa(Section):
     """Tokens the heads can propose: the draft vocabulary, or all of the verifier's."""
     epochs: Count
     lr: Annotated[float, Field(gt=0)]
-    """Peak learning rate of AdamW."""
+    """Peak learning rate of AdamW; it falls linearly to 0."""
     tokens_per_step: Count
     """Trained positions in one optimizer step."""
     max_samples: Count | None
@@ -63,8 +63,8 @@ class OutsideHead(Section):
     revision: str | None = None
     """Commit, tag or branch of a Hub head."""
     aux_layer_ids: list[Size] | None = None
-    """Depths it was trained on (specmill.layers), where its own config does not say; null believes
-    the config, or takes EAGLE-3's default three."""
+    """Depths it was trained on (specmill.layers), whatever its own config says; null believes the
+    config, or takes EAGLE-3's default three."""
     norm_before_residual: bool = False
     """Of an EAGLE head whose config does not say: normalise before the residual branch."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 PARAMS = Path("params.yaml")
 HARDWARE = Path("reports/hardware.json")
 SOURCES = Path("reports/sources.json")
+HEAD_SOURCES = Path("reports/head_sources.json")
 
 VERIFIER = Path("models/verifier")
 IDENTITY = VERIFIER / "identity.json"

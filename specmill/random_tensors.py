@@ -26,10 +26,14 @@ LARGEST_DRAWN = 6.0
 """Standard deviations that no drawn matrix reaches, and every trained one passes."""
 _SIDE = 1024
 """Rows and columns looked at, evenly spaced: a part of a drawn matrix is one too."""
+_SMALLEST = 128
+"""Matrices with a shorter side are too small to tell."""
 
 
 def looks_drawn(weight: torch.Tensor) -> bool:
-    """Whether a matrix [m, n], neither side below 16, is as its initialisation left it."""
+    """Whether a tensor is a matrix as its initialisation left it; False when one cannot tell."""
+    if weight.dim() != 2 or min(weight.shape) < _SMALLEST:
+        return False
     return distance_from_drawn(weight) < LARGEST_DRAWN
 
 
@@ -60,10 +64,11 @@ def _largest_singular_value(values: torch.Tensor) -> float:
 
 
 def _energy_spread(squares: torch.Tensor) -> float:
-    """Of the rows of a matrix of squares of mean 1; 0 when all entries are of one size."""
+    """Of the rows of a matrix of squares of mean 1, in either direction.
+
+    Rows of equal energy, as of an orthogonal matrix, were not drawn entry by entry either.
+    """
     rows, columns = squares.shape
     expected = (float(squares.square().mean()) - 1) / columns
-    if expected <= 0:
-        return 0.0
-    ratio = float(squares.mean(1).var()) / expected
-    return (ratio - 1) * math.sqrt((rows - 1) / 2)
+    ratio = float(squares.mean(1).var()) / expected if expected > 0 else 0.0
+    return abs(ratio - 1) * math.sqrt((rows - 1) / 2)

@@ -24,6 +24,7 @@ from typing import Any
 from specmill.conversations import Conversation, from_row
 from specmill.files import file_digest, tree_digest
 from specmill.params_data import KNOWN_PROMPTS, Dataset
+from specmill.params_heads import OutsideHead
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +127,23 @@ def identify(dataset: Dataset) -> dict[str, Any]:
         return described
     path = _local(dataset)
     return described | {"sha256": tree_digest(path) if path.is_dir() else file_digest(path)}
+
+
+def identify_head(head: OutsideHead) -> dict[str, Any]:
+    """What a head from elsewhere depends on: where it is from, and a folder's content.
+
+    A Hub head is identified by name and revision alone: pin the revision to fix its content.
+
+    Raises:
+        ValueError: when a folder is not there.
+    """
+    kind, _, place = head.source.partition(":")
+    described: dict[str, Any] = {"source": head.source, "revision": head.revision}
+    if kind == "hub":
+        return described
+    if not Path(place).is_dir():
+        raise ValueError(f"{head.source} is not there (looked in {Path.cwd()})")
+    return described | {"sha256": tree_digest(Path(place))}
 
 
 def _local(dataset: Dataset) -> Path:

@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,15 +43,7 @@ def train_head(stage: Stage, chosen: Train, head: Path, plots: Path, metrics: Pa
         read_samples(paths.PREPARED / "heldout.parquet"),
     ]
     check_apart(*samples)
-    provenance = {
-        "method": chosen.type,
-        "params": chosen.model_dump(),
-        "states": asdict(view.spec),
-        "data": digest([digest_of(split) for split in samples]),
-        "vocabulary": tables_digest(d2t, t2d),
-        "verifier": verifier,
-        "versions": compat.engine_versions(),
-    }
+    provenance = _provenance(chosen, view, samples, tables_digest(d2t, t2d), verifier)
     checkpoints = paths.CACHE / "checkpoints" / digest(provenance)
     scratch = checkpoints.with_suffix(".samples")
     runtime = stage.params.runtime
@@ -86,3 +79,22 @@ def train_head(stage: Stage, chosen: Train, head: Path, plots: Path, metrics: Pa
     )
     shutil.rmtree(checkpoints)
     shutil.rmtree(scratch)
+
+
+def _provenance(
+    chosen: Train,
+    view: StateView,
+    samples: list[list[Sample]],
+    vocabulary: str,
+    verifier: dict[str, Any],
+) -> dict[str, Any]:
+    """All that a head follows from."""
+    return {
+        "method": chosen.type,
+        "params": chosen.model_dump(),
+        "states": asdict(view.spec),
+        "data": digest([digest_of(split) for split in samples]),
+        "vocabulary": vocabulary,
+        "verifier": verifier,
+        "versions": compat.engine_versions(),
+    }

@@ -1,7 +1,7 @@
 """Why a head drafts badly: run it on stored hidden states with one thing mended at a time.
 
-What is mended is named as the cause when clearly more drafts are right then
-(specmill.offline.clearly_more).
+What makes clearly more drafts right (specmill.offline.clearly_more) is named as the likely cause,
+and of several the one that makes most.
 """
 
 from pathlib import Path
@@ -18,7 +18,10 @@ from specmill.samples import Sample
 from specmill.view import StateView
 
 Found = tuple[dict[str, str], dict[str, Any] | None]
-"""Causes of poor drafts by short key, and `offline` of an inspection."""
+"""Likely causes of poor drafts by short key, and `offline` of an inspection."""
+_Mended = tuple[float, dict[str, str]] | None
+"""Share of right drafts with one thing mended, and that thing as a cause; None when it is not
+clearly more."""
 
 
 def try_offline(
@@ -41,16 +44,24 @@ def try_offline(
     if view.online or config["transformer_layer_config"]["hidden_size"] != verifier["hidden_size"]:
         return {}, None  # no states, or a head that speculators' model cannot be
     trial = _Trial(folder, verifier, verifier_head, view, heldout)
-    asked = aux_ids_of(config, verifier["num_layers"])
+    asked = sorted(set(aux_ids_of(config, verifier["num_layers"])))  # as vLLM feeds them
     if not set(asked) <= set(view.spec.layer_ids):
         return trial.without_its_states(asked), None
     drafts = trial.run(asked)
     hits = drafts.hits(trial.offsets)
-    causes = (
-        trial.mapping(drafts, hits) | trial.layers(asked, hits) | trial.residual(asked, hits)
-    ) or _chance(drafts, hits)
+    mended = [
+        found
+        for found in (
+            trial.mapping(drafts, hits),
+            trial.layers(asked, hits),
+            trial.residual(asked, hits),
+        )
+        if found
+    ]
+    # a head damaged in one place may gain a little from a change in another
+    causes = max(mended, key=lambda found: found[0])[1] if mended else _chance(drafts, hits)
     return causes, {
-        "acceptance_rate_pos_0": _rate(hits),
+        "acceptance_rate_pos_0": round(_rate(hits), 4),
         "num_positions": len(hits),
         "layer_ids": asked,
     }
@@ -92,34 +103,34 @@ class _Trial:
         """First drafts from the states of these layers."""
         return first_drafts(self._model, self._view, self._heldout, layer_ids, self._dtype)
 
-    def mapping(self, drafts: Drafts, hits: torch.Tensor) -> dict[str, str]:
+    def mapping(self, drafts: Drafts, hits: torch.Tensor) -> _Mended:
         """With d2t made from t2d: draft ids are the members of t2d in rising order."""
         if self._d2t is None or self._t2d is None or int(self._t2d.sum()) != len(self._d2t):
-            return {}
+            return None
         ordered = np.nonzero(self._t2d)[0] - np.arange(len(self._d2t))
         mended = drafts.hits(torch.from_numpy(ordered))
         if not clearly_more(mended, hits):
-            return {}
-        return {
+            return None
+        return _rate(mended), {
             "mapping": (
-                f"d2t was shuffled or lost: {_rate(hits)} of first drafts are right, and "
-                f"{_rate(mended)} with d2t made from t2d in order; write nonzero(t2d) - arange "
+                f"d2t was shuffled or lost: {_percent(hits)} of first drafts are right, and "
+                f"{_percent(mended)} with d2t made from t2d in order; write nonzero(t2d) - arange "
                 "into the checkpoint as d2t"
             )
         }
 
-    def layers(self, asked: list[int], hits: torch.Tensor) -> dict[str, str]:
+    def layers(self, asked: list[int], hits: torch.Tensor) -> _Mended:
         """With the states that are stored, where the head asks for others of them."""
         if asked == self._stored or len(asked) != len(self._stored):
-            return {}
+            return None
         mended = self.run(self._stored).hits(self.offsets)
         if not clearly_more(mended, hits):
-            return {}
-        return {
+            return None
+        return _rate(mended), {
             "aux_layers": (
-                f"{_rate(mended)} of first drafts are right on states of layers {self._stored}, "
-                f"and {_rate(hits)} on those of {asked}, which its config asks for: its ids were "
-                f"counted otherwise than here (specmill/layers.py); {_CORRECT_IDS}"
+                f"{_percent(mended)} of first drafts are right on states of layers {self._stored}, "
+                f"and {_percent(hits)} on those of {asked}, which its config asks for: its ids "
+                f"were counted otherwise than here (specmill/layers.py); {_CORRECT_IDS}"
             )
         }
 
@@ -133,7 +144,7 @@ class _Trial:
             return {}
         return {
             "aux_layers": (
-                f"{_rate(hits)} of first drafts are right on states of layers {self._stored}, "
+                f"{_percent(hits)} of first drafts are right on states of layers {self._stored}, "
                 f"while its config asks for {asked}, which are not stored: perhaps its ids were "
                 "counted otherwise than here (specmill/layers.py). Neighbouring layers are alike, "
                 f"so compare: set extract.aux_layer_ids to {asked} and look again, or "
@@ -141,7 +152,7 @@ class _Trial:
             )
         }
 
-    def residual(self, asked: list[int], hits: torch.Tensor) -> dict[str, str]:
+    def residual(self, asked: list[int], hits: torch.Tensor) -> _Mended:
         """With the other norm_before_residual, which EAGLE's own configs do not name."""
         first = self._model.layers[0]
         own = bool(first.norm_before_residual)
@@ -149,12 +160,12 @@ class _Trial:
         mended = self.run(asked).hits(self.offsets)
         first.norm_before_residual = own
         if not clearly_more(mended, hits):
-            return {}
-        return {
+            return None
+        return _rate(mended), {
             "norm_before_residual": (
-                f"{_rate(hits)} of first drafts are right with norm_before_residual {own}, as it "
-                f"is served, and {_rate(mended)} with {not own}: set it so in the checkpoint's "
-                "config, or as norm_before_residual of a head in `heads`"
+                f"{_percent(hits)} of first drafts are right with norm_before_residual {own}, as "
+                f"it is served, and {_percent(mended)} with {not own}: set it so in the "
+                "checkpoint's config, or as norm_before_residual of a head in `heads`"
             )
         }
 
@@ -168,12 +179,16 @@ def _chance(drafts: Drafts, hits: torch.Tensor) -> dict[str, str]:
         return {}
     return {
         "chance": (
-            f"{_rate(hits)} of first drafts are right, and always drafting the most frequent "
-            f"token would give {_rate(constant)}: made for another verifier, tokenizer or chat "
+            f"{_percent(hits)} of first drafts are right, and always drafting the most frequent "
+            f"token would give {_percent(constant)}: made for another verifier, tokenizer or chat "
             "template, trained too little, or damaged in a way that was not found"
         )
     }
 
 
 def _rate(hits: torch.Tensor) -> float:
-    return round(float(hits.float().mean()), 4)
+    return float(hits.float().mean())
+
+
+def _percent(hits: torch.Tensor) -> str:
+    return f"{_rate(hits):.1%}"

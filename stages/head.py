@@ -16,7 +16,7 @@ import sys
 
 from specmill import compat, paths
 from specmill.files import read_json, write_json
-from specmill.head_facts import INSPECTION
+from specmill.head_facts import INSPECTION, PROVENANCE
 from specmill.inspection import inspect_head, refusal
 from specmill.outside import convert, fetch, name_of_verifier
 from specmill.samples import read_samples
@@ -35,7 +35,7 @@ def main(name: str) -> None:
         view = StateView(paths.HIDDEN_STATES)
         view.check_verifier(verifier)
         source, origin = fetch(chosen, f"heads.{name}.source")
-        trained_for = name_of_verifier(source, read_json(source / "config.json"))
+        trained_for = name_of_verifier(source)
         shutil.rmtree(folder, ignore_errors=True)
         provenance = {
             "method": "eagle3",
@@ -50,11 +50,11 @@ def main(name: str) -> None:
             provenance["converted_from"] = convert(
                 source, chosen, verifier, paths.VERIFIER_HEAD, folder
             )
-            write_json(folder / "provenance.json", provenance)
+            write_json(folder / PROVENANCE, provenance)
             heldout = read_samples(paths.PREPARED / "heldout.parquet")
             inspection = inspect_head(folder, verifier, paths.VERIFIER_HEAD, view, heldout)
         except DoesNotFit as reason:
-            write_json(folder / "provenance.json", provenance)
+            write_json(folder / PROVENANCE, provenance)
             inspection = refusal(trained_for, verifier, str(reason))
         write_json(folder / INSPECTION, inspection)
         stage.write_metrics(paths.REPORTS / "heads" / f"{name}.json", inspection)

@@ -1,7 +1,8 @@
 """Check what the experiment reads from outside, and write down its content.
 
 Reads    the datasets of params.prepare; that the verifier's source is there
-Writes   reports/sources.json    each dataset as asked for, with the digest of a local one
+Writes   reports/sources.json         each dataset as asked for, with the digest of a local one
+         reports/head_sources.json    the same of every head from elsewhere
 Params   read but not tracked: this stage runs always, and its output is compared by content
 
 Run      dvc repro sources
@@ -13,7 +14,7 @@ from specmill import paths
 from specmill.files import write_json
 from specmill.methods import check_methods
 from specmill.params_file import load_params
-from specmill.sources import check_readable, identify
+from specmill.sources import check_readable, identify, identify_head
 from specmill.stage import show_help
 from specmill.verifier import check_source, check_unchanged
 
@@ -36,6 +37,9 @@ def main() -> None:
             )
         }
         write_json(paths.SOURCES, datasets)
+        # a file of its own: another head must not answer the prompts again
+        heads = {name: identify_head(head) for name, head in params.heads.items()}
+        write_json(paths.HEAD_SOURCES, heads)
     except (ValueError, OSError) as error:
         sys.exit(f"sources: {error}")
 

@@ -143,7 +143,7 @@ def a_stage() -> Any:
     )
 
 
-SERVED = {
+SERVED: dict[str, dict[str, Any]] = {
     "eagle3": {"method": "eagle3"},
     "peagle": {"method": "eagle3", "parallel_drafting": True},
     "dflash": {"method": "dflash"},
@@ -154,7 +154,9 @@ SERVED = {
 def test_a_trained_head_is_portable_served_by_its_own_method_and_refused_by_the_others(
     workspace: Path, type_: str
 ) -> None:
-    sibling = Sibling(type=type_, epochs=2, lr=0.01, num_layers=1, max_samples=6)
+    sibling = Sibling.model_validate(
+        {"type": type_, "epochs": 2, "lr": 0.01, "num_layers": 1, "max_samples": 6}
+    )
     chosen = CHOSEN.model_copy(update=sibling.model_dump() | {"ttt_steps": 3})
     head = Path("models/siblings/one")
     train_head(a_stage(), chosen, head, Path("plots.json"), Path("metrics.json"))

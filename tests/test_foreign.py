@@ -134,7 +134,7 @@ def test_the_copy_is_another_verifier_of_the_same_build(
 
 
 def runtime() -> Runtime:
-    return Runtime.model_construct(extract_endpoints=["http://verifier:1"], extract_window=64)
+    return Runtime.model_construct(extract_endpoints=["http://127.0.0.1:1"], extract_window=64)
 
 
 def test_states_are_those_of_the_copy_for_the_same_tokens_and_no_server_is_asked(

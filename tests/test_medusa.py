@@ -461,7 +461,7 @@ def test_the_checkpoint_read_as_vllm_reads_it_drafts_what_the_heads_draft(
     assert config["original_lm_head"] is True
     assert (config["num_heads"], config["num_hidden_layers"]) == (2, 1)
     assert (config["vocab_size"], config["truncated_vocab_size"]) == (32, size)
-    assert ("token_map" in weights) == (size < 32)
+    assert ("token_map" in weights) == ("quantization_config" in config) == (size < 32)
     lm_head = weights["lm_heads.0.weight"].float().numpy()
     assert lm_head.shape == (size, HIDDEN_SIZE)
     normed = torch.randn(50, HIDDEN_SIZE, generator=torch.Generator().manual_seed(1))

@@ -11,7 +11,7 @@ from specmill.methods import check_methods, eagle3, read_settings, speculative_c
 from specmill.methods.eagle3 import check_head
 from specmill.params import Method, Params
 from specmill.params_file import load_params
-from specmill.section import NoSettings
+from specmill.section import DoesNotFit, NoSettings
 from specmill.vocab import build_tables, tables_digest
 from tests.workspace import ROOT
 
@@ -34,7 +34,8 @@ def head(tmp_path: Path) -> Path:
     d2t, t2d = build_tables(Counter({1: 1, 7: 1, 9: 1}), 3, 10)
     folder = tmp_path / "head"
     folder.mkdir()
-    write_json(folder / "config.json", {"draft_vocab_size": 3, **proposing(3)})
+    config = {"speculators_model_type": "eagle3", "draft_vocab_size": 3, **proposing(3)}
+    write_json(folder / "config.json", config)
     write_json(
         folder / "provenance.json",
         {
@@ -155,6 +156,49 @@ def test_a_head_drafts_as_many_tokens_as_it_was_trained_to_and_no_more(head: Pat
     eagle3.speculative_config(3, NOTHING, head, VERIFIER)
     with pytest.raises(ValueError, match=r"spec\.tokens.* 4 draft tokens, .*at most 3.*ttt_steps"):
         eagle3.speculative_config(4, NOTHING, head, VERIFIER)
+
+
+def inspected(head: Path, **changes: Any) -> None:
+    """Make a head one from outside: what it is known by is its inspection."""
+    (head / "provenance.json").unlink()
+    found = {"trained_for": "older", "run_on": "tiny", "refused": None, **changes}
+    write_json(head / "inspection.json", found)
+
+
+def test_a_head_of_another_verifier_is_served_once_it_was_inspected_and_at_any_k(
+    head: Path,
+) -> None:
+    with pytest.raises(ValueError, match="at most 3"):
+        eagle3.speculative_config(7, NOTHING, head, VERIFIER)
+    inspected(head)
+    config = eagle3.speculative_config(7, NOTHING, head, VERIFIER)
+    assert config == {"method": "eagle3", "model": str(head), "num_speculative_tokens": 7}
+
+
+def test_a_head_that_its_inspection_refused_does_not_fit_for_that_reason(head: Path) -> None:
+    inspected(head, refused="fc is too wide")
+    with pytest.raises(DoesNotFit, match=r"^fc is too wide$"):
+        eagle3.speculative_config(2, NOTHING, head, VERIFIER)
+
+
+def test_an_inspection_for_another_verifier_is_no_reason_for_a_row(head: Path) -> None:
+    inspected(head, run_on="huge", refused="too narrow")
+    with pytest.raises(ValueError, match="was inspected for huge, not tiny") as raised:
+        eagle3.speculative_config(2, NOTHING, head, VERIFIER)
+    assert not isinstance(raised.value, DoesNotFit)
+
+
+def test_a_head_that_nothing_is_known_of_is_refused_with_the_way_to_serve_it(head: Path) -> None:
+    (head / "provenance.json").unlink()
+    with pytest.raises(ValueError, match=r"no provenance\.json.*as source of an entry of `heads`"):
+        eagle3.speculative_config(2, NOTHING, head, VERIFIER)
+
+
+def test_a_trained_head_of_another_type_is_refused(head: Path) -> None:
+    config = json.loads((head / "config.json").read_text())
+    write_json(head / "config.json", config | {"speculators_model_type": "dflash"})
+    with pytest.raises(ValueError, match="serve it with method dflash"):
+        eagle3.speculative_config(2, NOTHING, head, VERIFIER)
 
 
 def with_rows(**rows: Method) -> Params:

@@ -54,7 +54,10 @@ def rows(pipeline: Workspace) -> dict[str, dict[str, Any]]:
         return {
             name: dict(read_json(pipeline.folder / f"reports/bench/{name}.json"))
             for name in params["methods"]
-        } | {"table": {"text": (pipeline.folder / "reports/comparison.md").read_text()}}
+        } | {
+            "table": {"text": (pipeline.folder / "reports/comparison.md").read_text()},
+            "heads": {"medusa": read_json(pipeline.folder / "reports/medusa/small.json")},
+        }
     finally:
         pipeline.reset()
 
@@ -85,9 +88,10 @@ def test_the_first_layers_alone_are_a_poor_draft_model(rows: dict[str, dict[str,
 
 
 def test_medusa_accepts_what_its_training_promised(rows: dict[str, dict[str, Any]]) -> None:
-    offline = rows["medusa"]["head"]["offline_acceptance_pos_0"]
-    # few prompts and few trained samples: half of it is far from the nothing of a wrong alignment
-    assert overall(rows["medusa"])["acceptance_rate_pos_0"] >= 0.5 * offline
+    promised = rows["heads"]["medusa"]["chain_accuracy_0"]
+    # served at full settings it was 0.80 of it on bench prompts, 0.86 on the held-out ones; here
+    # few prompts and few trained samples make half of it the floor; a wrong alignment gives none
+    assert overall(rows["medusa"])["acceptance_rate_pos_0"] >= 0.5 * promised
 
 
 def test_a_head_from_a_folder_is_what_it_was(rows: dict[str, dict[str, Any]]) -> None:

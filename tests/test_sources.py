@@ -22,7 +22,8 @@ import stages.sources
 from specmill import sources
 from specmill.conversations import Conversation
 from specmill.params_data import Dataset
-from specmill.sources import Reading, check_readable, identify, read_conversations
+from specmill.params_heads import OutsideHead
+from specmill.sources import Reading, check_readable, identify, identify_head, read_conversations
 
 ROOT = Path(__file__).parents[1]
 ROWS: list[dict[str, Any]] = [
@@ -435,6 +436,26 @@ def test_a_hub_dataset_is_identified_without_the_network(monkeypatch: pytest.Mon
         "split": "train",
         "revision": "abc",
         "category": None,
+    }
+
+
+def test_the_identity_of_a_head_changes_with_its_folder_and_not_with_the_time(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "head"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    head = OutsideHead(source=f"folder:{folder}")
+    before = identify_head(head)
+    os.utime(folder / "config.json", (1, 1))
+    assert identify_head(head) == before
+    (folder / "config.json").write_text("{} ")
+    assert identify_head(head) != before
+    with pytest.raises(ValueError, match="is not there"):
+        identify_head(OutsideHead(source=f"folder:{tmp_path / 'none'}"))
+    assert identify_head(OutsideHead(source="hub:org/head", revision="abc")) == {
+        "source": "hub:org/head",
+        "revision": "abc",
     }
 
 

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from specmill.files import read_json
 from specmill.head_facts import INSPECTION
 from specmill.section import DoesNotFit, NoSettings
+from specmill.speculator import check_type
 from specmill.vocab import check_tables, tables_digest
 
 Settings = NoSettings
@@ -27,12 +28,13 @@ def speculative_config(
 
     Raises:
         DoesNotFit: when the head's inspection refused it.
-        ValueError: when a head trained here does not fit the verifier or its own provenance, or
-            when K is more than it was trained to draft.
+        ValueError: when a head trained here is of another type, does not fit the verifier or its
+            own provenance, or when K is more than it was trained to draft.
     """
     if (head / INSPECTION).is_file():
         check_inspection(head, verifier)
     else:
+        check_type(head, "eagle3")
         check_head(head, verifier)
         check_k(k, head)
     return {"method": "eagle3", "model": str(head.absolute()), "num_speculative_tokens": k}

@@ -1,9 +1,9 @@
 """Medusa: heads on the verifier's last hidden state guess the tokens after the next.
 
 arXiv 2401.10774; vLLM serves the most likely token of each head as one chain, not the paper's tree
-(vllm model_executor/models/medusa.py), on its V1 runner, which turns asynchronous scheduling off.
-It sets the number of heads to K and leaves what the checkpoint lacks as it was allocated, so the
-checkpoint is compared with its own config and provenance before it is served.
+(vllm model_executor/models/medusa.py), on its V1 runner and without asynchronous scheduling. It
+makes as many heads as K says and an lm_head that keeps whatever was in memory when the checkpoint
+has none, so the checkpoint is compared with its own config and provenance before it is served.
 """
 
 from pathlib import Path
