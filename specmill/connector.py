@@ -11,8 +11,10 @@ the books (which request, which blocks, which lock); ours is what happens to the
   file, or `<file>.error` with the reason why there is none.
 """
 
+import ctypes
 import fcntl
 import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connecto
 from specmill.shards import StateSpec
 from specmill.states import stage
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _BUFFER_BYTES = 64 * 2**20  # on the device; more does not make copies faster
 
 
@@ -44,6 +47,8 @@ class HiddenStatesConnector(ExampleHiddenStatesConnector):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        # vLLM's processes outlive a parent that was killed outright, and keep its memory
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         self._buffer: torch.Tensor | None = None
         self._spec = StateSpec.of(self._kv_transfer_config.get_from_extra_config("states", None))
 
