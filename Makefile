@@ -70,8 +70,8 @@ show: venv ## experiments side by side in a dozen columns
 test: venv lint ## lint, types and every test, the whole pipeline included
 	pytest
 
-unit: venv ## tests that start no server
-	pytest -m "not e2e"
+unit: venv ## tests that start no server and run no DVC: a minute
+	pytest -m "not e2e and not slow"
 
 lint: venv ## ruff and mypy
 	ruff check .

@@ -18,6 +18,8 @@ import pytest
 from tests.test_wiring import ALWAYS, STAND_IN, ran
 from tests.workspace import Workspace
 
+pytestmark = pytest.mark.slow
+
 # what the wiring's stand-in wrote is made readable for DVC's plots, under the stage's own lock
 TRAIN = """
 rows = [{"epoch": e, "position": p, "loss": 3.0 - e - p / 10, "accuracy": 0.1 * (e + 1)}

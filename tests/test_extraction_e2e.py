@@ -22,6 +22,7 @@ from specmill.shards import FP8, read_shard
 from specmill.states import restore
 from specmill.store import HiddenStateStore
 from specmill.view import StateView
+from tests.test_server import ends
 from tests.workspace import Workspace
 
 pytestmark = pytest.mark.e2e
@@ -219,6 +220,36 @@ def test_training_online_gives_the_head_that_training_from_the_store_gives(
     pipeline.reset()
 
 
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def engine_cores(pid: int) -> list[int]:
+    """Processes below `pid` in which vLLM computes."""
+    found = [
+        child
+        for child in children(pid)
+        if b"EngineCore" in Path(f"/proc/{child}/cmdline").read_bytes()
+        or "EngineCore" in Path(f"/proc/{child}/comm").read_text()
+    ]
+    assert found, children(pid)
+    return found
+
+
+def test_an_extractor_that_is_killed_outright_leaves_no_engine_behind(
+    pipeline: Workspace, tmp_path: Path
+) -> None:
+    extraction = Extraction(pipeline, tmp_path / "extraction")
+    process = extraction.start()
+    extraction.wait_for(4, process)
+    cores = engine_cores(process.pid)
+    workers = [worker for core in cores for worker in children(core)]
+    assert workers
+    process.kill()
+    process.communicate(timeout=60)
+    assert all(ends(pid) for pid in (*cores, *workers))
+
+
 def test_an_engine_killed_twice_costs_nothing_that_was_finished(
     pipeline: Workspace, tmp_path: Path, contents: dict[str, str]
 ) -> None:
@@ -227,14 +258,7 @@ def test_an_engine_killed_twice_costs_nothing_that_was_finished(
     for _ in range(2):
         process = extraction.start()
         extraction.wait_for(len(finished) + 4, process)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        engines = [
-            int(pid) for pid in children
-            if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()
-            or "EngineCore" in Path(f"/proc/{pid}/comm").read_text()
-        ]  # fmt: skip
-        assert engines, children
-        for pid in engines:
+        for pid in engine_cores(process.pid):
             os.kill(pid, signal.SIGKILL)
         _, errors = process.communicate(timeout=120)
         assert process.returncode != 0

@@ -101,7 +101,7 @@ def test_a_head_from_a_folder_is_what_it_was(rows: dict[str, dict[str, Any]]) ->
 
 def test_a_broken_head_has_a_row_and_its_cause(rows: dict[str, dict[str, Any]]) -> None:
     assert overall(rows["shuffled"])["acceptance_rate_pos_0"] < 0.05
-    assert "d2t" in " ".join(rows["shuffled"]["head"]["findings"])
+    assert "d2t" in rows["shuffled"]["head"]["findings"]["mapping"]
     assert "**shuffled**" in rows["table"]["text"]
 
 

@@ -33,6 +33,8 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from tests.test_wiring import ALWAYS, STAND_IN
 from tests.workspace import ROOT, Workspace
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("main", "bulk")
 
 

@@ -12,6 +12,8 @@ from ruamel.yaml import YAML
 
 from tests.workspace import ROOT, Workspace
 
+pytestmark = pytest.mark.slow
+
 STAND_IN = textwrap.dedent(
     '''
     """Stand-in: outputs are digests of what dvc.yaml declares."""
