@@ -356,6 +356,7 @@ def test_servers_share_even_work_that_one_window_would_hold(place: Workplace) ->
 
 
 @pytest.mark.parametrize("how", ["dead", "staged, then dead", "500", "hangs", "holds its lock"])
+@pytest.mark.slow
 def test_the_others_take_over_from_a_server_that_dies(place: Workplace, how: str) -> None:
     samples = numbered(60)
     journal = place.journal

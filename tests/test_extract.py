@@ -274,6 +274,7 @@ def interrupted(
     [[signal.SIGKILL] * 20, [signal.SIGTERM] * 5, [signal.SIGINT] * 5],
     ids=["SIGKILL", "SIGTERM", "SIGINT"],
 )
+@pytest.mark.slow
 def test_an_extraction_that_is_ended_at_any_moment_asks_for_nothing_finished_again(
     place: Workplace, processes: ForkServerContext, signals: list[signal.Signals]
 ) -> None:

@@ -408,12 +408,14 @@ def drawn(shape: tuple[int, int], kind: str, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["normal", "uniform", "cut"])
 @pytest.mark.parametrize("shape", [(128, 576), (576, 128), (300, 200)])
+@pytest.mark.slow
 def test_matrices_as_they_were_drawn_look_so(shape: tuple[int, int], kind: str) -> None:
     distances = [distance_from_drawn(drawn(shape, kind, seed)) for seed in range(5)]
     assert max(distances) < 4.5
 
 
 @pytest.mark.parametrize("change", ["direction", "rows", "columns"])
+@pytest.mark.slow
 def test_a_matrix_that_training_touched_does_not_look_drawn(change: str) -> None:
     weight = drawn((256, 384), "normal", 1).float()
     if change == "direction":  # a rank-one step as large as twice the noise's edge

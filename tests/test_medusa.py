@@ -236,6 +236,7 @@ def parts(folder: Path, chosen: Medusa = CHOSEN) -> tuple[MedusaHeads, Positions
     )
 
 
+@pytest.mark.slow
 def test_training_learns_what_only_the_state_of_the_right_position_tells(tmp_path: Path) -> None:
     """Were anything shifted by one, a head would be right by chance, 0.25."""
     heads, training, heldout = parts(tmp_path)
@@ -279,6 +280,7 @@ def test_the_first_of_equally_good_epochs_is_the_best() -> None:
     assert best_epoch([{"expected_length": length} for length in lengths]) == 1
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_goes_on_and_equals_an_undisturbed_one(tmp_path: Path) -> None:
     heads, training, heldout = parts(tmp_path)
     whole = train(heads, training, heldout, CHOSEN, tmp_path / "whole", lambda *_: None)

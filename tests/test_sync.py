@@ -485,6 +485,7 @@ def test_the_command_brings_dvc_experiments_from_git(
     assert all("already there (12 cells" in line for line in said)
 
 
+@pytest.mark.slow
 def test_what_a_server_missed_is_synced_when_it_is_back(
     folder: Path,
     database: Path,

@@ -86,6 +86,7 @@ def test_numbers_are_flattened_under_dotted_names_and_the_rest_is_left_out() -> 
     assert {type(value) for value in found.values()} == {float}
 
 
+@pytest.mark.slow
 def test_six_processes_that_meet_a_new_database_at_once_all_finish(root: Path) -> None:
     assert rows(root, "pragma integrity_check") == [("ok",)]
     found = rows(root, "select name, status from runs where name like 'stage%'")
@@ -315,6 +316,7 @@ with track(Path.cwd(), sys.argv[1], {"a": 1}) as tracker:
 """
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_killed_outright_does_not_stay_running(root: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", DYING, "shot"],
@@ -437,6 +439,7 @@ def test_the_code_of_a_result_is_the_last_commit_that_touched_it(
     assert code_state() == {"code.commit": code, "code.dirty": "true"}
 
 
+@pytest.mark.slow
 def test_a_first_use_that_is_killed_leaves_no_half_made_database(tmp_path: Path) -> None:
     program = (
         "from pathlib import Path; from specmill.tracking import open_store; "

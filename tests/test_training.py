@@ -369,6 +369,7 @@ def test_a_fresh_draft_model_is_drawn_from_the_seed(verifier_head: Path) -> None
 @pytest.mark.parametrize(
     ("type_", "num_samples"), [("eagle3", 40), ("peagle", 40), ("dflash", 120)]
 )
+@pytest.mark.slow
 def test_training_learns_what_only_the_states_of_the_right_position_tell(
     verifier_head: Path, tmp_path: Path, type_: str, num_samples: int
 ) -> None:

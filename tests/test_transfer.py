@@ -127,6 +127,7 @@ def test_only_the_samples_asked_for_need_to_be_there(tmp_path: Path) -> None:
         stored(samples, view)
 
 
+@pytest.mark.slow
 def test_processes_that_read_ahead_give_the_batches_of_reading_in_between(
     data: tuple[list[Sample], list[torch.Tensor], StateView],
 ) -> None:
@@ -159,6 +160,7 @@ def test_speculators_finds_the_rows_of_its_own_dataset_by_their_ids(
         StoreBackend.from_train_args(arguments, str(tmp_path / "other"))
 
 
+@pytest.mark.slow
 def test_speculators_command_line_offers_the_store_as_a_backend() -> None:
     assert HiddenStatesBackend.registry["specmill"] is StoreBackend
     done = subprocess.run(
