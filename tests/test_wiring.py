@@ -160,7 +160,7 @@ def test_another_learning_rate_of_eagle3_leaves_medusa_alone(wired: Workspace) -
     assert stages.isdisjoint({"train", "bench@none", "bench@ngram", "bench@eagle3"})
     wired.run("git", "commit", "--quiet", "--all", "-m", "every row")
     try:
-        stages = ran(wired.stages_run("dvc", "exp", "run", "-S", "train.lr=1e-4"))
+        stages = ran(wired.stages_run("dvc", "exp", "run", "-S", "train.lr=3e-4"))
         spoiled = {"shuffled_d2t", "shifted_aux_layers", "random_layer", "wrong_width"}
         assert stages == (
             {"train", "foreign_head@noised", "bench@eagle3", "bench@noised", "report"}
