@@ -29,7 +29,7 @@ def rows(pipeline: Workspace) -> dict[str, dict[str, Any]]:
     file = pipeline.folder / "params.yaml"
     params = yaml.load(file.read_text())
     every = yaml.load((pipeline.folder / "profiles/all-methods.yaml").read_text())
-    params["medusa"] = {"small": every["medusa"]["three_heads"] | {"tokens_per_step": 256}}
+    params["medusa"] = {"small": every["medusa"]["three_heads"] | {"epochs": 12}}
     params["draft_models"] = {"first_layers": {"num_layers": 15}}
     params["spoiled_heads"] = {
         "shuffled": {"fault": "shuffled_d2t"},
@@ -109,7 +109,7 @@ def test_a_head_of_the_wrong_width_is_a_row_with_the_reason(
     rows: dict[str, dict[str, Any]], folder: Path
 ) -> None:
     assert "576" in rows["narrow"]["not_served"]
-    assert "| narrow | 2 | - | - | not served |" in rows["table"]["text"]
+    assert "| narrow | 3 | - | - | not served |" in rows["table"]["text"]
 
 
 def test_rows_that_search_say_how_often_they_drafted(rows: dict[str, dict[str, Any]]) -> None:
