@@ -57,14 +57,15 @@ def causes(name: str, result: dict[str, Any]) -> list[str]:
     return found
 
 
+def headline_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of spec.tokens, of all rows over spec.tokens and spec.sweep."""
+    k = result["num_speculative_tokens"]
+    return [row for row in result["rows"] if row["num_speculative_tokens"] == k]
+
+
 def served_at_0(result: dict[str, Any]) -> float | None:
     """Acceptance at position 0, headline K, all prompt types, at the lowest concurrency."""
-    k = result["num_speculative_tokens"]
-    rows = [
-        row
-        for row in result["rows"]
-        if row["category"] == ALL and row["num_speculative_tokens"] == k
-    ]
+    rows = [row for row in headline_rows(result) if row["category"] == ALL]
     lowest = min(rows, key=lambda row: int(row["concurrency"]))
     rate = lowest.get("acceptance_rate_pos_0")
     return None if rate is None else float(rate)

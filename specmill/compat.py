@@ -213,6 +213,24 @@ def engine_facts(log: str) -> dict[str, Any]:
     return facts
 
 
+def check_draft_path(place: str) -> None:
+    """Refuse a path by which vLLM would take a draft model or Medusa heads for another method's.
+
+    It goes by words in the path before it looks at the method that it is told (vllm
+    config/speculative.py, 0.32).
+
+    Raises:
+        ValueError: naming the word.
+    """
+    if taken := [
+        word for word in ("eagle-", "eagle3", "dflash", "dspark") if word in place.lower()
+    ]:
+        raise ValueError(
+            f"{place}: vLLM takes a path with {taken[0]!r} in it for another method's head; "
+            "rename the folder or the entry of params.yaml that is called so"
+        )
+
+
 def engine_error(log: str) -> str:
     """Why an engine ended, in one line: the first error in its log, which later ones follow from.
 

@@ -268,9 +268,3 @@ class Params(Section):
                 f"{self.train.ttt_steps}: raise train.ttt_steps (trains again) or lower it"
             )
         return self
-
-    def method(self, name: str) -> Method:
-        """The entry of `methods` called `name`; raises ValueError when there is none."""
-        if name not in self.methods:
-            raise ValueError(f"methods has no {name!r}; it has {', '.join(self.methods)}")
-        return self.methods[name]

@@ -3,7 +3,7 @@
 from itertools import chain
 from typing import Any
 
-from specmill.causes import heads_section
+from specmill.causes import headline_rows, heads_section
 from specmill.samples import ALL
 
 Results = dict[str, dict[str, Any]]
@@ -24,18 +24,12 @@ def summary_metrics(results: Results) -> dict[str, Any]:
             f"c{row['concurrency']}": {
                 name: row[name] for name in shown if row.get(name) is not None
             }
-            for row in _headline(result)
+            for row in headline_rows(result)
             if row["category"] == ALL
         }
         if _has_reference(result):
             summary[method]["num_speculative_tokens"] = result["num_speculative_tokens"]
     return summary
-
-
-def _headline(result: dict[str, Any]) -> list[Row]:
-    """The rows of spec.tokens, of all rows over spec.tokens and spec.sweep."""
-    k = result["num_speculative_tokens"]
-    return [row for row in result["rows"] if row["num_speculative_tokens"] == k]
 
 
 def _served(results: Results) -> Results:
@@ -141,7 +135,7 @@ def _drift_lines(results: Results, concurrency: int) -> list[str]:
     at = {
         name: row
         for name, result in results.items()
-        for row in _headline(result)
+        for row in headline_rows(result)
         if row["concurrency"] == concurrency and row["category"] == ALL
     }
     none = at["none"]["output_tokens_per_s"]
@@ -241,7 +235,7 @@ def acceptance_rows(results: Results) -> list[Row]:
     prefix = "acceptance_rate_pos_"
     rows = []
     for method, result in _served(results).items():
-        for row in _headline(result):
+        for row in headline_rows(result):
             positions = sorted(int(n.removeprefix(prefix)) for n in row if n.startswith(prefix))
             rates = [(i, row[f"{prefix}{i}"]) for i in positions if row["category"] == ALL]
             rows += [
@@ -258,7 +252,7 @@ def speedup_rows(results: Results) -> list[Row]:
         _place(method, row) | {"category": row["category"], "speedup": row["speedup"]}
         for method, result in _served(results).items()
         if _has_reference(result)
-        for row in _headline(result)
+        for row in headline_rows(result)
     ]
     return rows or [_first_place(results) | {"category": ALL, "speedup": None}]
 

@@ -1,8 +1,11 @@
 """What every section of params.yaml is: frozen and strict."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
+Entry = TypeVar("Entry")
 
 Count = Annotated[int, Field(ge=1)]
 Size = Annotated[int, Field(ge=0)]
@@ -27,3 +30,15 @@ class NoSettings(Section):
 
 class DoesNotFit(ValueError):
     """Raised where a method cannot serve this verifier: its row says why instead of figures."""
+
+
+def entry(section: str, entries: Mapping[str, Entry], name: str) -> Entry:
+    """The entry `name` of a section that is a mapping of names.
+
+    Raises:
+        ValueError: naming the section and what it has.
+    """
+    if name not in entries:
+        has = ", ".join(entries) or "no entry"
+        raise ValueError(f"params.yaml: {section} has no {name!r}; it has {has}")
+    return entries[name]

@@ -1,4 +1,4 @@
-"""Train a head on stored hidden states and write it: what the stages train and train_sibling do."""
+"""Train a head on stored hidden states and write it: what every stage that trains one does."""
 
 import shutil
 from dataclasses import asdict
@@ -21,7 +21,7 @@ from specmill.vocab import load_tables, tables_digest
 
 
 def train_head(stage: Stage, chosen: Train, head: Path, plots: Path, metrics: Path) -> None:
-    """Train, going on where an interrupted run of these inputs stopped; write the best epoch.
+    """Train on the verifier's states; write the best epoch and what every epoch reached.
 
     Args:
         stage: The running stage.
@@ -31,22 +31,82 @@ def train_head(stage: Stage, chosen: Train, head: Path, plots: Path, metrics: Pa
         metrics: Receives the best epoch.
 
     Raises:
-        ValueError: when states, samples and vocabulary do not belong together, or when training
-            diverges.
+        ValueError: as `fit_head`.
     """
-    verifier = read_json(paths.HEAD_IDENTITY)
-    view = StateView(paths.HIDDEN_STATES)
-    view.check_verifier(verifier)
-    d2t, t2d = load_tables(paths.VOCAB)
+    samples = read_splits(chosen)
+    verifier, view = read_json(paths.HEAD_IDENTITY), StateView(paths.HIDDEN_STATES)
+    best, epochs = fit_head(stage, chosen, samples, verifier, paths.VERIFIER_HEAD, view, head)
+    write_json(plots, curves(epochs))
+    stage.write_metrics(
+        metrics,
+        {
+            "best_epoch": int(best.name),
+            "num_epochs": len(epochs),
+            "num_samples": len(samples[0]),
+            "expected_length": round(expected_length(epochs[int(best.name)]), 4),
+            **epochs[int(best.name)],
+        },
+    )
+    drop_checkpoints(best)
+
+
+def read_splits(chosen: Train) -> list[list[Sample]]:
+    """What trains, as much of it as was chosen, and what validates.
+
+    Raises:
+        ValueError: when a sample is in both.
+    """
     samples = [
         read_samples(paths.PREPARED / "train.parquet")[: chosen.max_samples],
         read_samples(paths.PREPARED / "heldout.parquet"),
     ]
     check_apart(*samples)
-    provenance = _provenance(chosen, view, samples, tables_digest(d2t, t2d), verifier)
+    return samples
+
+
+def fit_head(
+    stage: Stage,
+    chosen: Train,
+    samples: list[list[Sample]],
+    verifier: dict[str, Any],
+    verifier_head: Path,
+    view: StateView,
+    head: Path,
+    **further: Any,
+) -> tuple[Path, list[dict[str, float]]]:
+    """Train, going on where an interrupted run of these inputs stopped; write the best epoch.
+
+    Args:
+        stage: The running stage.
+        chosen: What to train and how.
+        samples: What trains and what validates.
+        verifier: identity.json of the model whose states `view` holds.
+        verifier_head: Its slice.
+        view: Its hidden states of the samples.
+        head: Receives the speculators checkpoint with provenance.json.
+        further: What else the head follows from; stands beside `chosen` in its provenance.
+
+    Returns:
+        The checkpoint of the best epoch, named by its number from 0, and what each epoch reached.
+        The checkpoints stay, for `drop_checkpoints` when all results are written.
+
+    Raises:
+        ValueError: when states, samples and vocabulary do not belong together, or when training
+            diverges.
+    """
+    view.check_verifier(verifier)
+    tables = load_tables(paths.VOCAB)
+    provenance = {
+        "method": chosen.type,
+        "params": chosen.model_dump() | further,
+        "states": asdict(view.spec),
+        "data": digest([digest_of(split) for split in samples]),
+        "vocabulary": tables_digest(*tables),
+        "verifier": verifier,
+        "versions": compat.engine_versions(),
+    }
     checkpoints = paths.CACHE / "checkpoints" / digest(provenance)
-    scratch = checkpoints.with_suffix(".samples")
-    runtime = stage.params.runtime
+    scratch, runtime = checkpoints.with_suffix(".samples"), stage.params.runtime
 
     def stored(split: list[Sample]) -> StoredSamples:
         return StoredSamples(
@@ -60,41 +120,15 @@ def train_head(stage: Stage, chosen: Train, head: Path, plots: Path, metrics: Pa
         )
 
     training, heldout = map(stored, samples)
-    aux_ids = list(view.spec.layer_ids[:-1])
-    model = build_draft_model(paths.VERIFIER_HEAD, aux_ids, d2t, t2d, chosen)
+    model = build_draft_model(verifier_head, list(view.spec.layer_ids[:-1]), *tables, chosen)
     best, epochs = train(
         model, training, heldout, chosen, checkpoints, stage.log_epoch, runtime.data_workers
     )
     export_head(best, head, verifier["name"], provenance | code_state())
-    write_json(plots, curves(epochs))
-    stage.write_metrics(
-        metrics,
-        {
-            "best_epoch": int(best.name),
-            "num_epochs": len(epochs),
-            "num_samples": len(training),
-            "expected_length": round(expected_length(epochs[int(best.name)]), 4),
-            **epochs[int(best.name)],
-        },
-    )
-    shutil.rmtree(checkpoints)
-    shutil.rmtree(scratch)
+    return best, epochs
 
 
-def _provenance(
-    chosen: Train,
-    view: StateView,
-    samples: list[list[Sample]],
-    vocabulary: str,
-    verifier: dict[str, Any],
-) -> dict[str, Any]:
-    """All that a head follows from."""
-    return {
-        "method": chosen.type,
-        "params": chosen.model_dump(),
-        "states": asdict(view.spec),
-        "data": digest([digest_of(split) for split in samples]),
-        "vocabulary": vocabulary,
-        "verifier": verifier,
-        "versions": compat.engine_versions(),
-    }
+def drop_checkpoints(best: Path) -> None:
+    """Remove what a training went on from, once its results are written."""
+    shutil.rmtree(best.parent)
+    shutil.rmtree(best.parent.with_suffix(".samples"))

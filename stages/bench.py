@@ -27,7 +27,7 @@ from specmill.head_facts import head_facts
 from specmill.methods import speculative_configs
 from specmill.plan import check_room, plan_cells, plan_runs, warmup_prompts
 from specmill.samples import read_samples
-from specmill.section import DoesNotFit
+from specmill.section import DoesNotFit, entry
 from specmill.stage import open_stage
 from specmill.summary import by_name, headline_k, summarise, without_empty_lists
 from specmill.verifier import model_path
@@ -37,7 +37,7 @@ def main(name: str) -> None:
     """Run the stage for the entry `name` of `methods`."""
     with open_stage(f"bench@{name}", ["bench"], measures=True) as stage:
         bench, spec, runtime = stage.params.bench, stage.params.spec, stage.params.runtime
-        method = stage.params.method(name)
+        method = entry("methods", stage.params.methods, name)
         stage.log_section(method.section)
         verifier, head = read_json(paths.IDENTITY), Path(method.head)
         ks = list(dict.fromkeys([spec.tokens, *spec.sweep]))

@@ -12,6 +12,7 @@ import sys
 from specmill import paths
 from specmill.cut import cut_model
 from specmill.files import read_json, write_json
+from specmill.section import entry
 from specmill.stage import open_stage
 from specmill.verifier import model_path
 
@@ -19,10 +20,8 @@ from specmill.verifier import model_path
 def main(name: str) -> None:
     """Run the stage for the draft model `name`."""
     with open_stage(f"draft_model@{name}", ["draft_models"]) as stage:
-        models = stage.params.draft_models
-        if name not in models:
-            raise ValueError(f"draft_models has no {name!r}; it has {', '.join(models)}")
-        chosen, folder = models[name], paths.DRAFT / name
+        chosen = entry("draft_models", stage.params.draft_models, name)
+        folder = paths.DRAFT / name
         cut_model(
             model_path(paths.VERIFIER),
             folder,

@@ -13,44 +13,30 @@ Run      dvc repro foreign_head@NAME   (python -m stages.foreign_head NAME)
 
 import shutil
 import sys
-from dataclasses import asdict
 
-import torch
-
-from specmill import compat, paths
-from specmill.files import digest, read_json, write_json
+from specmill import paths
+from specmill.files import read_json, write_json
 from specmill.foreign import noised_states
-from specmill.head import export_head
 from specmill.head_facts import INSPECTION
 from specmill.inspection import inspect_head
-from specmill.revision import code_state
-from specmill.samples import check_apart, digest_of, read_samples
+from specmill.section import entry
 from specmill.stage import open_stage
-from specmill.training import build_draft_model, train
-from specmill.transfer import StoredSamples
+from specmill.train_head import drop_checkpoints, fit_head, read_splits
 from specmill.verifier import model_path
 from specmill.view import StateView
-from specmill.vocab import load_tables, tables_digest
 
 
 def main(name: str) -> None:
     """Run the stage for the head `name`."""
     with open_stage(f"foreign_head@{name}", ["train", "foreign_heads"]) as stage:
-        if name not in stage.params.foreign_heads:
-            raise ValueError(f"foreign_heads has no {name!r} (params.yaml)")
-        foreign, runtime = stage.params.foreign_heads[name], stage.params.runtime
+        foreign = entry("foreign_heads", stage.params.foreign_heads, name)
         chosen = stage.params.train.model_copy(
             update={"type": "eagle3"} | foreign.model_dump(include={"epochs", "max_samples"})
         )
         verifier, clean = read_json(paths.HEAD_IDENTITY), StateView(paths.HIDDEN_STATES)
         clean.check_verifier(verifier)
-        d2t, t2d = load_tables(paths.VOCAB)
-        samples = [
-            read_samples(paths.PREPARED / "train.parquet")[: foreign.max_samples],
-            read_samples(paths.PREPARED / "heldout.parquet"),
-        ]
-        check_apart(*samples)
-        scratch = paths.CACHE / "foreign" / name
+        samples = read_splits(chosen)
+        scratch, folder = paths.CACHE / "foreign" / name, paths.HEADS / name
         shutil.rmtree(scratch, ignore_errors=True)  # of a run that was interrupted
         noised, view = noised_states(
             model_path(paths.VERIFIER),
@@ -61,34 +47,23 @@ def main(name: str) -> None:
             scratch,
             store=paths.STORE,
             staging=paths.STAGING,
-            runtime=runtime,
+            runtime=stage.params.runtime,
         )
-        provenance = {
-            "method": "eagle3",
-            "params": chosen.model_dump() | {"noise": foreign.noise, "noise_seed": foreign.seed},
-            "states": asdict(view.spec),
-            "data": digest([digest_of(split) for split in samples]),
-            "vocabulary": tables_digest(d2t, t2d),
-            "verifier": noised,
-            "versions": compat.engine_versions(),
-        }
-        checkpoints = paths.CACHE / "checkpoints" / digest(provenance)
-        place, dtype = scratch / "samples", getattr(torch, noised["dtype"])
-        length, timeout_s = chosen.tokens_per_step, runtime.request_timeout_s
-        training, heldout = (
-            StoredSamples(split, view, place, length, dtype, [], timeout_s) for split in samples
+        best, _ = fit_head(
+            stage,
+            chosen,
+            samples,
+            noised,
+            scratch / "verifier_head",
+            view,
+            folder,
+            noise=foreign.noise,
+            noise_seed=foreign.seed,
         )
-        aux_ids = list(view.spec.layer_ids[:-1])
-        model = build_draft_model(scratch / "verifier_head", aux_ids, d2t, t2d, chosen)
-        best, _ = train(
-            model, training, heldout, chosen, checkpoints, stage.log_epoch, runtime.data_workers
-        )
-        folder = paths.HEADS / name
-        export_head(best, folder, noised["name"], provenance | code_state())
         inspection = inspect_head(folder, verifier, paths.VERIFIER_HEAD, clean, samples[1])
         write_json(folder / INSPECTION, inspection)
         stage.write_metrics(paths.REPORTS / "heads" / f"{name}.json", inspection)
-        shutil.rmtree(checkpoints)
+        drop_checkpoints(best)
         shutil.rmtree(scratch)
 
 

@@ -20,7 +20,7 @@ from specmill.head_facts import INSPECTION, PROVENANCE
 from specmill.inspection import inspect_head, refusal
 from specmill.outside import convert, fetch, name_of_verifier
 from specmill.samples import read_samples
-from specmill.section import DoesNotFit
+from specmill.section import DoesNotFit, entry
 from specmill.stage import open_stage
 from specmill.view import StateView
 
@@ -28,9 +28,7 @@ from specmill.view import StateView
 def main(name: str) -> None:
     """Run the stage for the head `name`."""
     with open_stage(f"head@{name}", ["heads"]) as stage:
-        if name not in stage.params.heads:
-            raise ValueError(f"heads has no {name!r}; it has {', '.join(stage.params.heads)}")
-        chosen, folder = stage.params.heads[name], paths.HEADS / name
+        chosen, folder = entry("heads", stage.params.heads, name), paths.HEADS / name
         verifier = read_json(paths.HEAD_IDENTITY)
         view = StateView(paths.HIDDEN_STATES)
         view.check_verifier(verifier)

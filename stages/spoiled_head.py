@@ -16,6 +16,7 @@ from specmill.files import read_json, write_json
 from specmill.head_facts import INSPECTION
 from specmill.inspection import inspect_head
 from specmill.samples import read_samples
+from specmill.section import entry
 from specmill.spoiled import spoil
 from specmill.stage import open_stage
 from specmill.view import StateView
@@ -24,13 +25,11 @@ from specmill.view import StateView
 def main(name: str) -> None:
     """Run the stage for the head `name`."""
     with open_stage(f"spoiled_head@{name}", ["spoiled_heads"]) as stage:
-        heads = stage.params.spoiled_heads
-        if name not in heads:
-            raise ValueError(f"spoiled_heads has no {name!r}; it has {', '.join(heads)}")
+        fault = entry("spoiled_heads", stage.params.spoiled_heads, name).fault
         folder, verifier = paths.HEADS / name, read_json(paths.HEAD_IDENTITY)
         view = StateView(paths.HIDDEN_STATES)
         view.check_verifier(verifier)
-        spoil(paths.EAGLE3, folder, heads[name].fault)
+        spoil(paths.EAGLE3, folder, fault)
         heldout = read_samples(paths.PREPARED / "heldout.parquet")
         inspection = inspect_head(folder, verifier, paths.VERIFIER_HEAD, view, heldout)
         write_json(folder / INSPECTION, inspection)

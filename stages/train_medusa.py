@@ -23,6 +23,7 @@ from specmill.medusa_positions import Positions
 from specmill.medusa_training import best_epoch, check_next_tokens, curves, train
 from specmill.revision import code_state
 from specmill.samples import check_apart, digest_of, read_samples
+from specmill.section import entry
 from specmill.stage import open_stage
 from specmill.view import StateView
 from specmill.vocab import load_tables, tables_digest
@@ -31,9 +32,7 @@ from specmill.vocab import load_tables, tables_digest
 def main(name: str) -> None:
     """Run the stage for the entry `name` of `medusa`."""
     with open_stage(f"train_medusa@{name}", ["medusa"]) as stage:
-        if name not in stage.params.medusa:
-            raise ValueError(f"medusa has no {name!r}; it has {', '.join(stage.params.medusa)}")
-        chosen = stage.params.medusa[name]
+        chosen = entry("medusa", stage.params.medusa, name)
         verifier = read_json(paths.HEAD_IDENTITY)
         view = StateView(paths.HIDDEN_STATES)
         view.check_verifier(verifier)

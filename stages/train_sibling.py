@@ -13,6 +13,7 @@ Run      dvc repro train_sibling@NAME       (python -m stages.train_sibling NAME
 import sys
 
 from specmill import paths
+from specmill.section import entry
 from specmill.stage import open_stage
 from specmill.train_head import train_head
 
@@ -20,7 +21,7 @@ from specmill.train_head import train_head
 def main(name: str) -> None:
     """Run the stage for the entry `name` of `siblings`."""
     with open_stage(f"train_sibling@{name}", ["train", "siblings"]) as stage:
-        sibling = stage.params.siblings[name]
+        sibling = entry("siblings", stage.params.siblings, name)
         train_head(
             stage,
             stage.params.train.model_copy(update=sibling.model_dump()),

@@ -184,6 +184,12 @@ def test_a_draft_model_is_served_from_its_absolute_place(draft: Path, tmp_path: 
     }
 
 
+def test_a_draft_model_whose_path_vllm_takes_for_another_method_is_refused(draft: Path) -> None:
+    taken = draft.rename(draft.with_name("beside-eagle3"))
+    with pytest.raises(ValueError, match="'eagle3' in it for another method's head"):
+        speculative_config(3, Settings(), taken, VERIFIER)
+
+
 def test_the_verifier_drafts_for_itself_from_where_its_reference_points(
     draft: Path, model: Path
 ) -> None:

@@ -8,10 +8,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from specmill.methods import check_methods, eagle3, read_settings, speculative_configs
-from specmill.methods.eagle3 import check_head
 from specmill.params import Method, Params
 from specmill.params_file import load_params
 from specmill.section import DoesNotFit, NoSettings
+from specmill.speculator import check_head
 from specmill.vocab import build_tables, tables_digest
 from tests.workspace import ROOT
 

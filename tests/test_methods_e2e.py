@@ -47,6 +47,8 @@ def rows(pipeline: Workspace) -> dict[str, dict[str, Any]]:
     }
     with file.open("w") as out:
         yaml.dump(params, out)
+    # the shared pipeline's own store keeps what it had
+    pipeline.environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{pipeline.folder}/.cache/methods.db"
     try:
         ran = pipeline.stages_run("dvc", "repro")
         assert {f"bench@{name}" for name in ROWS} <= set(ran)
@@ -59,6 +61,7 @@ def rows(pipeline: Workspace) -> dict[str, dict[str, Any]]:
             "heads": {"medusa": read_json(pipeline.folder / "reports/medusa/small.json")},
         }
     finally:
+        del pipeline.environment["MLFLOW_TRACKING_URI"]
         pipeline.reset()
 
 

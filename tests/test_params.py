@@ -8,6 +8,7 @@ from ruamel.yaml import YAML
 
 from specmill.params import Params
 from specmill.params_file import load_params, reference
+from specmill.section import entry
 
 ROOT = Path(__file__).parents[1]
 
@@ -355,9 +356,11 @@ def test_an_unknown_method_is_refused_with_the_known_ones(tmp_path: Path) -> Non
         "eagle3": {"method": "eagle3", "section": "spec", "head": "models/eagle3"},
     }
     params = load(tmp_path, {"methods": methods})
-    assert params.method("eagle3").head == "models/eagle3"
+    assert entry("methods", params.methods, "eagle3").head == "models/eagle3"
     with pytest.raises(ValueError, match="methods has no 'medusa'; it has none, eagle3"):
-        params.method("medusa")
+        entry("methods", params.methods, "medusa")
+    with pytest.raises(ValueError, match="siblings has no 'peagle'; it has no entry"):
+        entry("siblings", params.siblings, "peagle")
 
 
 def test_a_file_that_is_not_yaml_is_refused_by_name(tmp_path: Path) -> None:

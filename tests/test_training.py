@@ -15,10 +15,10 @@ from transformers import LlamaConfig
 from specmill import compat
 from specmill.draft_types import TYPES
 from specmill.head import accuracies, curves, expected_length, export_head
-from specmill.methods.eagle3 import check_head
 from specmill.params import Train
 from specmill.samples import Sample
 from specmill.shards import Shard, StateSpec
+from specmill.speculator import check_head
 from specmill.states import stage
 from specmill.store import HiddenStateStore
 from specmill.training import build_draft_model, check_vocabulary, train

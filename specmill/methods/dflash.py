@@ -7,9 +7,8 @@ chosen and K mask tokens are the queries. Embeddings are the verifier's own.
 from pathlib import Path
 from typing import Any
 
-from specmill.methods.eagle3 import check_head, check_k
 from specmill.section import NoSettings
-from specmill.speculator import check_type
+from specmill.speculator import check_trained
 
 Settings = NoSettings
 
@@ -23,9 +22,7 @@ def speculative_config(
         ValueError: when the head is of another type, does not fit the verifier or its own
             provenance, or when K is more than it was trained to draft.
     """
-    check_type(head, "dflash")
-    check_head(head, verifier)
-    check_k(k, head)
+    check_trained(head, "dflash", k, verifier)
     return {
         "method": "dflash",
         "model": str(head.absolute()),

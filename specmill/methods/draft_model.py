@@ -9,7 +9,7 @@ vocabulary size when the engine starts, and does not look at what the ids mean.
 from pathlib import Path
 from typing import Any
 
-from specmill import paths
+from specmill import compat, paths
 from specmill.files import read_json
 from specmill.section import DoesNotFit, NoSettings
 
@@ -23,6 +23,7 @@ def speculative_config(
 
     Raises:
         DoesNotFit: when the draft model has another vocabulary than the verifier.
+        ValueError: when vLLM would take its path for another method's.
     """
     from specmill.verifier import model_path  # which imports torch
 
@@ -34,9 +35,11 @@ def speculative_config(
             f"{head} has a vocabulary of {size}, {verifier['name']} of {verifier['vocab_size']}"
         )
     check_tokens(model, model_path(paths.VERIFIER))
+    place = str(model.absolute())
+    compat.check_draft_path(place)
     return {
         "method": "draft_model",
-        "model": str(model.absolute()),
+        "model": place,
         "num_speculative_tokens": k,
     }
 

@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 
+from specmill import compat
 from specmill.files import read_json
 from specmill.section import DoesNotFit, NoSettings
 from specmill.vocab import tables_digest
 
 Settings = NoSettings
-
-_TAKEN_FOR_ANOTHER = ("eagle-", "eagle3", "dflash", "dspark")
-"""vLLM goes by the checkpoint's path before it looks at the method (config/speculative.py, 0.32)"""
 
 
 def speculative_config(
@@ -33,11 +31,7 @@ def speculative_config(
             provenance say, or when vLLM would take its path for another method's.
     """
     place = str(head.absolute())
-    if taken := [word for word in _TAKEN_FOR_ANOTHER if word in place.lower()]:
-        raise ValueError(
-            f"{place}: vLLM takes a path with {taken[0]!r} in it for another method's head; "
-            "move the repository, or rename the entry of params.yaml: medusa"
-        )
+    compat.check_draft_path(place)
     config = read_json(head / "config.json")
     check_fit(head, config, verifier)
     if k > config["num_heads"]:

@@ -8,9 +8,8 @@ accurate at later positions. vLLM serves it as `eagle3` with `parallel_drafting`
 from pathlib import Path
 from typing import Any
 
-from specmill.methods.eagle3 import check_head, check_k
 from specmill.section import NoSettings
-from specmill.speculator import check_type
+from specmill.speculator import check_trained
 
 Settings = NoSettings
 
@@ -24,9 +23,7 @@ def speculative_config(
         ValueError: when the head is of another type, does not fit the verifier or its own
             provenance, or when K is more than it was trained to draft.
     """
-    check_type(head, "peagle")
-    check_head(head, verifier)
-    check_k(k, head)
+    check_trained(head, "peagle", k, verifier)
     return {
         "method": "eagle3",
         "parallel_drafting": True,
