@@ -41,7 +41,8 @@ def acceptance(counts: dict[str, int], k: int) -> dict[str, Any]:
         drafted) and `acceptance_rate_pos` (list of k). Without any draft only `num_drafts`, 0.
 
     Raises:
-        ValueError: when the engine exports no such counters, or they contradict each other.
+        ValueError: when the engine exports no such counters, or when they contradict each other:
+            rates that rise with the position, or that do not sum to acceptance length - 1.
     """
     if "num_drafts" not in counts:
         raise ValueError("the engine exports no speculation counters: it is not speculating")
@@ -58,6 +59,19 @@ def acceptance(counts: dict[str, int], k: int) -> dict[str, Any]:
         "acceptance_rate": counts["num_accepted_tokens"] / counts["num_draft_tokens"],
         "acceptance_rate_pos": [accepted / drafts for accepted in at],
     }
+
+
+def conditional(rates: list[float]) -> list[float | None]:
+    """Acceptance at each position where all before it were accepted: rate i / rate i-1.
+
+    Args:
+        rates: Unconditional, by position from 0.
+
+    Returns:
+        As many; None where no draft came that far.
+    """
+    before = [1.0, *rates]
+    return [rate / prior if prior else None for prior, rate in zip(before, rates, strict=False)]
 
 
 def draft_coverage(counts: dict[str, int], output_tokens: int, num_requests: int) -> dict[str, Any]:

@@ -6,9 +6,8 @@ it was served (specmill/inspection.py).
 
 from typing import Any
 
+from specmill.rows import Results, headline_rows
 from specmill.samples import ALL
-
-Results = dict[str, dict[str, Any]]
 
 _SOUND = 0.7
 """Share of its offline acceptance that a head keeps when it is served as it should be. Ours keep
@@ -57,16 +56,10 @@ def causes(name: str, result: dict[str, Any]) -> list[str]:
     return found
 
 
-def headline_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of spec.tokens, of all rows over spec.tokens and spec.sweep."""
-    k = result["num_speculative_tokens"]
-    return [row for row in result["rows"] if row["num_speculative_tokens"] == k]
-
-
 def served_at_0(result: dict[str, Any]) -> float | None:
     """Acceptance at position 0, headline K, all prompt types, at the lowest concurrency."""
     rows = [row for row in headline_rows(result) if row["category"] == ALL]
-    lowest = min(rows, key=lambda row: int(row["concurrency"]))
+    lowest = min(rows, key=lambda row: (row["concurrency"] or float("inf"), row["context"]))
     rate = lowest.get("acceptance_rate_pos_0")
     return None if rate is None else float(rate)
 

@@ -184,6 +184,8 @@ _FACTS = {
     "dtype": r"dtype=torch\.(\w+)",
     "cudagraph_mode": r"cudagraph_mode['\"]?: <CUDAGraphMode\.(\w+)",
     "compilation_mode": r"'mode': <CompilationMode\.(\w+)",
+    "moe_backend": r"Using '?([\w.]+)'? .*?MoE backend",
+    "kv_cache_tokens": r"KV cache size: ([\d,]+) tokens",
 }
 
 

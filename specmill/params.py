@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from specmill.params_bench import Bench
 from specmill.params_data import RENDERING, Datasets
 from specmill.params_heads import (
     DraftModel,
@@ -159,29 +160,6 @@ class Spec(Section):
     """num_speculative_tokens (K), the headline value."""
     sweep: list[Count]
     """Further values of K to measure; each costs one engine start."""
-
-
-class Bench(Section):
-    """How the served verifier is measured."""
-
-    concurrency: Annotated[list[Count], Field(min_length=1)]
-    """Requests in flight (closed loop); one set of cells each."""
-    requests: Count
-    """Requests per category and concurrency; a cell sends at least one full wave."""
-    max_tokens: Count
-    """Longest answer, in tokens."""
-    warmup_waves: Count
-    """Unmeasured waves sent at each concurrency before the first cell."""
-    rounds: Literal[1, 2]
-    """1: reference, method. 2 adds the mirror: method, reference."""
-    enforce_eager: bool
-    """Serve uncompiled: only for quick tests, and the row says so."""
-
-    @model_validator(mode="after")
-    def _concurrency_is_a_set(self) -> "Bench":
-        if len(set(self.concurrency)) != len(self.concurrency):
-            raise ValueError(f"concurrency lists a value twice: {self.concurrency}")
-        return self
 
 
 class Method(Section):

@@ -31,6 +31,8 @@ class Stage:
     name: str
     params: Params
     tracker: Tracker
+    waited_s: float
+    """Seconds spent waiting for other work on this machine."""
 
     def write_metrics(self, path: Path, metrics: dict[str, Any]) -> None:
         """Write the stage's result to `path` (in Git) and to its MLflow run."""
@@ -70,7 +72,7 @@ def open_stage(name: str, sections: list[str], *, measures: bool = False) -> Ite
     for chatty in ("httpx", "mlflow", "alembic", "speculators"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _leave)
-    started = time.monotonic()
+    asked = started = time.monotonic()
     try:
         params = load_params(paths.PARAMS)
         logged = params.model_dump(mode="json", include=set(sections))
@@ -80,7 +82,8 @@ def open_stage(name: str, sections: list[str], *, measures: bool = False) -> Ite
             machine_lock(alone=measures),
             track(paths.ROOT, name, logged, params.runtime.tracking_uri) as tracker,
         ):
-            yield Stage(name, params, tracker)
+            started = time.monotonic()
+            yield Stage(name, params, tracker, round(started - asked, 1))
     except (ValueError, RuntimeError, OSError, ModuleNotFoundError, SafetensorError) as error:
         logger.debug("traceback", exc_info=True)
         sys.exit(f"{name}: {error}{_way_out(error)}")

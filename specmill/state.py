@@ -14,11 +14,11 @@ from typing import Any
 from specmill import paths
 from specmill.files import digest, file_digest, read_json
 from specmill.params_file import read_yaml
+from specmill.rows import PLACE, load_name
 from specmill.samples import ALL
 from specmill.tracking import leaves, numbers
 
 LOCK = Path("dvc.lock")
-COORDINATES = ("num_speculative_tokens", "concurrency", "category")
 FOREACH = {
     "bench": "methods",
     "train_sibling": "siblings",
@@ -163,7 +163,7 @@ def _acceptance_curves(benches: dict[str, Any]) -> list[tuple[str, int, float]]:
     """Acceptance by position, over all prompt types, at the headline K."""
     prefix = "acceptance_rate_pos_"
     return [
-        (f"acceptance_rate.{method}.c{row['concurrency']}", int(name.removeprefix(prefix)), value)
+        (f"acceptance_rate.{method}.{load_name(row)}", int(name.removeprefix(prefix)), value)
         for method, bench in benches.items()
         for row in bench["rows"]
         if _is_headline(row, bench)
@@ -180,12 +180,12 @@ def _is_headline(row: dict[str, Any], bench: dict[str, Any]) -> bool:
 def _cells(method: str, rows: list[dict[str, Any]]) -> list[Cell]:
     cells = []
     for row in rows:
-        k, concurrency, category = (row[name] for name in COORDINATES)
-        figures = {name: value for name, value in row.items() if name not in COORDINATES}
+        figures = {name: value for name, value in row.items() if name not in PLACE}
+        k, category = row["num_speculative_tokens"], row["category"]
         cells.append(
             Cell(
-                name=f"{method} K={k} c{concurrency} {category}",
-                params={"method": method} | {name: row[name] for name in COORDINATES},
+                name=f"{method} K={k} {load_name(row)} {category}",
+                params={"method": method} | {n: row[n] for n in PLACE if row[n] is not None},
                 metrics=numbers(figures),
                 flags={
                     name: str(value).lower()
@@ -240,7 +240,7 @@ def _head(
         for method, bench in benches.items()
         if methods[method]["head"] == str(paths.EAGLE3)
         for row in bench["rows"]
-        if _is_headline(row, bench) and row["concurrency"] == 1 and "acceptance_length" in row
+        if _is_headline(row, bench) and load_name(row) == "c1" and "acceptance_length" in row
     ]
     return (
         {"dvc.md5": md5}

@@ -1,57 +1,54 @@
 """From raw bench records to the figures of a method: pure functions of the records."""
 
-from statistics import median
 from typing import Any
 
-from specmill.acceptance import acceptance, add, draft_coverage
+from specmill.acceptance import acceptance, add, conditional, draft_coverage
+from specmill.intervals import paired_ratio
+from specmill.latency import goodput, latency
+from specmill.lossless import ROUNDING
+from specmill.pairs import Pair, drift, pair_up, throughput
+from specmill.params_bench import Bench
+from specmill.recording import Recording
+from specmill.rows import PLACE, Row, load_name
 from specmill.samples import ALL
 
-PLACE = ("num_speculative_tokens", "concurrency", "category")
-"""What a row is about; its other fields are figures."""
 
-
-def summarise(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of a method: by K, then concurrency, then `all` and the categories.
-
-    Args:
-        records: What `bench.measure` returns.
+def summarise(recording: Recording, bench: Bench) -> list[Row]:
+    """The rows of a method: by K, then load, context, and `all` and the categories.
 
     Returns:
-        `[{"num_speculative_tokens": 3, "concurrency": 1, "category": "all", figures}, ...]`; K is 0
-        without speculation. Every row has the same keys, None where nothing was measured: DVC plots
-        a list only when its first row names every field.
-        Throughput is output tokens over wall seconds, summed over cells and rounds, so `all` is
-        weighted by tokens. `one_execution` is False when an interrupted stage went on later. With a
-        reference, `speedup` is the ratio of throughputs and `identical_outputs` the share of
-        requests whose greedy output equals the reference's.
+        `[{"num_speculative_tokens": 3, "concurrency": 1, "rate": None, "context": 0, "category":
+        "all", figures}, ...]`; K is 0 without speculation. Every row has the same keys, None where
+        nothing was measured: DVC plots a list only when its first row names every field.
+        Throughput is output tokens over wall seconds, summed over cells, so that `all` is weighted
+        by tokens; `speedup` is the median of paired ratios with its 95% interval (specmill/pairs.py,
+        intervals.py). `one_execution` is False when an interrupted stage went on later.
     """
-    reference = [record for record in records if record["role"] == "reference"]
-    measured = [record for record in records if record["role"] == "method"]
+    pairs = pair_up(recording.cells)
     rows = []
-    for k in sorted({record["k"] or 0 for record in measured}):
-        runs = [record for record in measured if (record["k"] or 0) == k]
-        for concurrency, category in _groups(runs):
-            cells = _pick(runs, concurrency, category)
-            beside = _pick(reference, concurrency, category)
-            figures = _figures(cells, beside, k) | (_beside(cells, beside) if beside else {})
-            place = dict(zip(PLACE, (k, concurrency, category), strict=True))
-            rows.append(place | _rounded(figures))
+    for place in _places(pairs):
+        chosen = [pair for pair in pairs if _is_at(pair, place)]
+        differing = [one for one in recording.divergences if _is_of(one, place)]
+        rows.append(
+            dict(zip(PLACE, place, strict=True))
+            | _rounded(_figures(chosen, place[0], bench) | _outputs(chosen, differing))
+        )
     names = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in names} for row in rows]
 
 
-def headline_k(records: list[dict[str, Any]]) -> int:
+def headline_k(recording: Recording) -> int:
     """K of the method's first server, which is spec.tokens; 0 without speculation."""
-    return next(record["k"] or 0 for record in records if record["role"] == "method")
+    return next(cell["k"] or 0 for cell in recording.cells if cell["role"] == "method")
 
 
-def by_name(rows: list[dict[str, Any]], k: int) -> dict[str, Any]:
+def by_name(rows: list[Row], k: int) -> dict[str, Any]:
     """The figures of one K as `{"c1": {"all": figures, "coding": figures, ...}, ...}`."""
     named: dict[str, Any] = {}
     for row in rows:
         figures = {name: value for name, value in row.items() if name not in PLACE}
         if row["num_speculative_tokens"] == k:
-            named.setdefault(f"c{row['concurrency']}", {})[row["category"]] = figures
+            named.setdefault(load_name(row), {})[row["category"]] = figures
     return named
 
 
@@ -63,85 +60,82 @@ def without_empty_lists(tree: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _groups(runs: list[dict[str, Any]]) -> list[tuple[int, str]]:
-    seen = dict.fromkeys((cell["concurrency"], cell["category"]) for cell in runs[0]["cells"])
-    concurrencies = sorted({concurrency for concurrency, _ in seen})
-    categories = list(dict.fromkeys([ALL, *(category for _, category in seen)]))
-    return [(concurrency, category) for concurrency in concurrencies for category in categories]
+def _places(pairs: list[Pair]) -> list[tuple[Any, ...]]:
+    """Coordinates of every row, in order: K rising, `all` before the categories."""
+    found: dict[tuple[Any, ...], None] = {}
+    for pair in sorted(pairs, key=lambda pair: pair.method["k"] or 0):
+        cell = pair.method
+        where = (cell["k"] or 0, cell["concurrency"], cell["rate"], cell["context"])
+        found[(*where, ALL)] = None
+    categories = dict.fromkeys(pair.method["category"] for pair in pairs)
+    return [(*where[:-1], name) for where in found for name in (ALL, *categories)]
 
 
-def _pick(runs: list[dict[str, Any]], concurrency: int, category: str) -> list[dict[str, Any]]:
-    return [
-        cell
-        for run in runs
-        for cell in run["cells"]
-        if cell["concurrency"] == concurrency and category in (ALL, cell["category"])
-    ]
+def _is_at(pair: Pair, place: tuple[Any, ...]) -> bool:
+    cell = pair.method
+    k, concurrency, rate, context, category = place
+    return (cell["k"] or 0, cell["concurrency"], cell["rate"], cell["context"]) == (
+        k, concurrency, rate, context,
+    ) and category in (ALL, cell["category"])  # fmt: skip
 
 
-def _figures(cells: list[dict[str, Any]], beside: list[dict[str, Any]], k: int) -> dict[str, Any]:
+def _is_of(divergence: dict[str, Any], place: tuple[Any, ...]) -> bool:
+    *where, category = place
+    return [divergence[n] for n in ("k", *PLACE[1:-1])] == where and category in (
+        ALL,
+        divergence["category"],
+    )
+
+
+def _figures(pairs: list[Pair], k: int, bench: Bench) -> dict[str, Any]:
+    cells = [pair.method for pair in pairs]
+    reference = [pair.reference for pair in pairs]
     requests = [request for cell in cells for request in cell["requests"]]
     counts = add([cell["counters"] for cell in cells])
+    ratio = paired_ratio([one for pair in pairs for one in pair.ratios], drift(pairs))
+    tokens = sum(len(request["output_ids"]) for request in requests)
+    wall_s = sum(float(cell["wall_s"]) for cell in cells)
+    bounds = {"max_ttft_ms": bench.max_ttft_ms, "max_itl_ms": bench.max_itl_ms}
     figures: dict[str, Any] = {
         "num_requests": len(requests),
-        "output_tokens": _tokens(cells),
-        "output_tokens_per_s": _throughput(cells),
-        "ttft_ms": 1000 * median(request["chunk_s"][0] - request["sent_s"] for request in requests),
-        "itl_ms": _inter_token_ms(requests),
+        "output_tokens": tokens,
+        "output_tokens_per_s": throughput(cells),
+        "reference_tokens_per_s": throughput(reference),
+        "speedup": ratio.median,
+        "speedup_low": ratio.low,
+        "speedup_high": ratio.high,
+        "num_pairs": ratio.num_pairs,
+        "verdict": ratio.verdict,
+        **latency(requests),
+        "goodput": goodput(requests, wall_s, bounds),
         "fresh_prompts": all(cell["fresh_prompts"] for cell in cells),
-        "one_execution": len({cell["execution"] for cell in [*cells, *beside]}) == 1,
+        "one_execution": len({cell["execution"] for cell in [*cells, *reference]}) == 1,
+        "load_1m": max(cell["load_1m"] for cell in [*cells, *reference]),
     }
     if "engine_steps" in counts:
-        figures["tokens_per_engine_step"] = figures["output_tokens"] / counts["engine_steps"]
+        figures["tokens_per_engine_step"] = tokens / counts["engine_steps"]
     if k:
-        figures |= draft_coverage(counts, figures["output_tokens"], len(requests))
+        figures |= draft_coverage(counts, tokens, len(requests))
         accepted = acceptance(counts, k)
-        for position, rate in enumerate(accepted.pop("acceptance_rate_pos", [])):
-            figures[f"acceptance_rate_pos_{position}"] = rate
+        rates = accepted.pop("acceptance_rate_pos", [])
+        for name, values in (("rate", rates), ("given", conditional(rates))):
+            figures |= {f"acceptance_{name}_pos_{i}": value for i, value in enumerate(values)}
         figures |= accepted
     return figures
 
 
-def _inter_token_ms(requests: list[dict[str, Any]]) -> float | None:
-    """Median over requests of the time per token after the first, milliseconds.
-
-    Over tokens, not chunks: with speculation one chunk holds several accepted tokens. None when no
-    request has a second chunk.
-    """
-    times = [
-        1000
-        * (request["chunk_s"][-1] - request["chunk_s"][0])
-        / (len(request["output_ids"]) - request["chunk_tokens"][0])
-        for request in requests
-        if len(request["chunk_s"]) > 1
-    ]
-    return median(times) if times else None
-
-
-def _beside(cells: list[dict[str, Any]], reference: list[dict[str, Any]]) -> dict[str, Any]:
-    outputs = {
-        request["sample_key"]: request["output_ids"]
-        for cell in reference
-        for request in cell["requests"]
-    }
-    same = [
-        request["output_ids"] == outputs[request["sample_key"]]
-        for cell in cells
-        for request in cell["requests"]
-    ]
+def _outputs(pairs: list[Pair], divergences: list[dict[str, Any]]) -> dict[str, Any]:
+    """How far the answers are the reference's; `None` positions where all are."""
+    answers = [theirs["output_ids"] == ours["output_ids"]
+               for pair in pairs for theirs, ours in pair.outputs()]  # fmt: skip
+    beyond = [one for one in divergences if one["gap"] is None or abs(one["gap"]) > ROUNDING]
     return {
-        "reference_tokens_per_s": _throughput(reference),
-        "speedup": _throughput(cells) / _throughput(reference),
-        "identical_outputs": sum(same) / len(same),
-    }
-
-
-def _tokens(cells: list[dict[str, Any]]) -> int:
-    return sum(len(request["output_ids"]) for cell in cells for request in cell["requests"])
-
-
-def _throughput(cells: list[dict[str, Any]]) -> float:
-    return _tokens(cells) / sum(float(cell["wall_s"]) for cell in cells)
+        "identical_outputs": sum(answers) / len(answers),
+        "first_divergence": min((one["position"] for one in divergences), default=None),
+        "largest_gap": max((abs(one["gap"]) for one in divergences if one["gap"] is not None),
+                           default=None),
+        "num_not_rounding": len(beyond),
+    }  # fmt: skip
 
 
 def _rounded(figures: dict[str, Any]) -> dict[str, Any]:

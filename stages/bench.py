@@ -2,35 +2,36 @@
 
 Reads    data/prepared/bench.parquet    prompts by category, as token ids
          models/verifier, reports/hardware.json, the method's head
-Writes   data/bench/NAME.jsonl          one line per request: times and output ids
-Plots    reports/bench/NAME.json        rows by K, concurrency and category; engine facts; or why
+Writes   data/bench/NAME/               requests.parquet (one row each), cells.json: all that tables
+                                        are made of
+Plots    reports/bench/NAME.json        rows by K, load, context and category; engine facts; or why
                                         the method cannot serve this verifier
 Params   bench, methods.NAME, and spec for a speculating method
 
 Run      dvc repro bench@NAME           (python -m stages.bench NAME)
 """
 
+import logging
+import os
 import sys
 from pathlib import Path
 
-from specmill import paths
-from specmill.bench import (
-    CellCache,
-    engine_rows,
-    measure,
-    not_served,
-    server_starter,
-    write_raw,
-)
+from specmill import compat, paths
+from specmill.bench import measure, not_served
 from specmill.files import read_json, tree_digest
+from specmill.fleet import Fleet, server_starter
 from specmill.head_facts import head_facts
 from specmill.methods import speculative_configs
-from specmill.plan import check_room, plan_cells, plan_runs, warmup_prompts
+from specmill.plan import check_room, describe, plan_cells, plan_phases, warmup_prompts
+from specmill.recording import CellCache, Recording
+from specmill.revision import code_state
 from specmill.samples import read_samples
 from specmill.section import DoesNotFit, entry
 from specmill.stage import open_stage
 from specmill.summary import by_name, headline_k, summarise, without_empty_lists
 from specmill.verifier import model_path
+
+logger = logging.getLogger("specmill.stages.bench")
 
 
 def main(name: str) -> None:
@@ -41,10 +42,22 @@ def main(name: str) -> None:
         stage.log_section(method.section)
         verifier, head = read_json(paths.IDENTITY), Path(method.head)
         ks = list(dict.fromkeys([spec.tokens, *spec.sweep]))
-        about = {"method": name, "served_by": method.method, "head": head_facts(head, verifier)}
+        raw, result = paths.BENCH_RAW / name, paths.BENCH / f"{name}.json"
+        about = {
+            "method": name,
+            "served_by": method.method,
+            "head": head_facts(head, verifier),
+            "provenance": code_state()
+            | {
+                "versions": compat.engine_versions(),
+                "reference": bench.reference,
+                "waited_s": stage.waited_s,
+                "load_1m_before": round(os.getloadavg()[0], 2),
+            },
+        }
         prompts = read_samples(paths.PREPARED / "bench.parquet")
-        cells = plan_cells(prompts, bench)
-        check_room(cells, bench.max_tokens, verifier["max_model_len"])
+        rounds = plan_cells(prompts, bench)
+        check_room(rounds, bench.max_tokens, verifier["max_model_len"])
         inputs = {
             "method": method.model_dump(),
             "head": tree_digest(head),
@@ -53,35 +66,33 @@ def main(name: str) -> None:
             "hardware": read_json(paths.HARDWARE),
         }
         cache = CellCache(paths.CACHE / "bench_cells", inputs)
-        start_server = server_starter(
+        start = server_starter(
             name, model_path(paths.VERIFIER), verifier, bench, runtime, paths.ROOT / "logs"
         )
+        warmup, timeout_s = warmup_prompts(prompts, rounds), runtime.request_timeout_s
         try:
-            runs = plan_runs(speculative_configs(name, method, ks, verifier), bench.rounds)
-            warmup = warmup_prompts(prompts, cells)
-            records = measure(
-                runs, cells, warmup, bench, start_server, cache, runtime.request_timeout_s
-            )
+            phases = plan_phases(speculative_configs(name, method, ks, verifier), bench.reference)
+            logger.info("%s", describe(phases, rounds, bench))
+            with Fleet(start, warmup, bench, timeout_s, cache.servers()) as fleet:
+                recording = measure(phases, rounds, bench, fleet, cache)
         except DoesNotFit as reason:
-            write_raw(paths.BENCH_RAW / f"{name}.jsonl", name, [])
-            stage.write_metrics(
-                paths.BENCH / f"{name}.json", about | not_served(reason, ks[0], bench.concurrency)
-            )
+            Recording().write(raw, name)
+            stage.write_metrics(result, about | not_served(reason, ks[0], bench))
             return
-        write_raw(paths.BENCH_RAW / f"{name}.jsonl", name, records)
-        rows, headline = summarise(records), headline_k(records)
+        recording.write(raw, name)
+        rows, headline = summarise(Recording.read(raw), bench), headline_k(recording)
         stage.write_metrics(
-            paths.BENCH / f"{name}.json",
+            result,
             about
             | {
                 "num_speculative_tokens": headline,
                 "rows": rows,
-                "engine": without_empty_lists(engine_rows(records)),
+                "engine": without_empty_lists(recording.servers),
             },
         )
         # by name, for MLflow does not know rows; without K, so that every method has these columns
         stage.tracker.log_metrics(by_name(rows, headline))
-        cache.clear(runs, cells)
+        cache.clear()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,118 @@
+"""The servers that a bench has up at the moment, each started once and warmed up."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+from specmill import compat
+from specmill.cells import warm_up
+from specmill.client import Client
+from specmill.params import Runtime
+from specmill.params_bench import Bench
+from specmill.plan import Run
+from specmill.section import DoesNotFit
+from specmill.server import EngineRefused, Server, serve
+
+Starter = Callable[[Run, str], AbstractContextManager[Server]]
+"""Starts the server of a run; the text is its name, for the log."""
+
+
+def server_starter(
+    method: str, model: Path, verifier: dict[str, Any], bench: Bench, runtime: Runtime, logs: Path
+) -> Starter:
+    """A function that starts the server of a run, with the flags every method shares.
+
+    Two engines side by side get half of the GPU memory each.
+    """
+    flags = ["--max-model-len", str(verifier["max_model_len"])]
+    if bench.enforce_eager:
+        flags.append("--enforce-eager")
+    share = runtime.gpu_memory_utilization / (2 if bench.reference == "beside" else 1)
+
+    def start(run: Run, name: str) -> AbstractContextManager[Server]:
+        speculation = (
+            ["--speculative-config", json.dumps(run.speculative_config)]
+            if run.speculative_config
+            else []
+        )
+        return serve(
+            model,
+            flags + speculation,
+            logs / f"bench-{method}-{name}.log",
+            cpu_kv_cache_gib=runtime.cpu_kv_cache_gib,
+            gpu_memory_utilization=share,
+            startup_timeout_s=runtime.startup_timeout_s,
+            label=f"{method} {run.role}" + (f" K={run.k}" if run.k else ""),
+        )
+
+    return start
+
+
+class Fleet:
+    """Servers by run; to be used as a context manager, which stops what is left."""
+
+    def __init__(
+        self,
+        start: Starter,
+        warmup: list[list[int]],
+        bench: Bench,
+        timeout_s: float,
+        servers: dict[str, dict[str, Any]],
+    ):
+        self._start = start
+        self._warmup = warmup
+        self._bench = bench
+        self._timeout_s = timeout_s
+        self.facts = dict(servers)
+        """How each engine ran, by name, those of earlier executions included."""
+        self._up: dict[str, tuple[str, Server, ExitStack]] = {}
+
+    def __enter__(self) -> "Fleet":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.keep([])
+
+    def keep(self, runs: list[Run]) -> None:
+        """Stop every server but those of `runs`."""
+        for label in self._up.keys() - {run.label for run in runs}:
+            _, _, stack = self._up.pop(label)
+            stack.close()
+
+    def client(self, run: Run) -> tuple[str, Client]:
+        """Name and a client of a run's server, which is started and warmed up when it is not up.
+
+        Raises:
+            DoesNotFit: when the engine refuses the method though it has served a reference.
+        """
+        if run.label not in self._up:
+            self._up[run.label] = self._started(run)
+        name, server, _ = self._up[run.label]
+        return name, Client(server, self._timeout_s)
+
+    def _started(self, run: Run) -> tuple[str, Server, ExitStack]:
+        number = sum(name.startswith(f"{run.label}_") for name in self.facts)
+        name = f"{run.label}_{number}"
+        with contextlib.ExitStack() as stack:
+            try:
+                server = stack.enter_context(self._start(run, name))
+            except EngineRefused as error:
+                if run.role == "reference" or not self.facts:
+                    raise
+                raise DoesNotFit(f"vLLM does not start with it: {error.reason}") from error
+            waves = asyncio.run(self._warm(server))
+            self.facts[name] = compat.engine_facts(server.log.read_text(errors="replace")) | {
+                "startup_s": round(server.startup_s, 1),
+                "warmup_waves": waves,
+            }
+            return name, server, stack.pop_all()
+
+    async def _warm(self, server: Server) -> dict[str, int]:
+        async with Client(server, self._timeout_s) as client:
+            return await warm_up(
+                client, self._warmup, self._bench.concurrency, self._bench.max_tokens
+            )
