@@ -131,6 +131,26 @@ class Client:
             raise RuntimeError(f"the server's stream ended early, after {len(ids)} tokens")
         return TimedAnswer(ids, finish_reason, sent_at, times, sizes)
 
+    async def top_logprobs(self, prompt_token_ids: list[int], count: int) -> dict[int, float]:
+        """The likeliest next tokens after exact prompt ids.
+
+        Returns:
+            Log probability (nats) by token id, of the `count` likeliest.
+        """
+        body = {
+            "model": "verifier",
+            "prompt": prompt_token_ids,
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "logprobs": count,
+            "return_tokens_as_token_ids": True,
+        }
+        with _named_failures():
+            reply = await self._http.post("/v1/completions", json=body)
+        data = _checked(reply.status_code, reply.content)
+        (likely,) = data["choices"][0]["logprobs"]["top_logprobs"]
+        return {int(name.removeprefix("token_id:")): value for name, value in likely.items()}
+
     async def counters(self) -> dict[str, float]:
         """The engine's cumulative counters of speculation and steps.
 

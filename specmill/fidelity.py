@@ -1,4 +1,4 @@
-"""Is a method lossless: are its outputs those of the verifier alone? Functions of the benches' JSON.
+"""Is a method lossless: are its outputs those of the verifier alone? Functions of the results.
 
 Greedy outputs are compared in the bench (specmill/lossless.py). `none` is compared with itself, and
 what it reaches under the same load is what any method can be asked for.
@@ -22,8 +22,9 @@ def faults(result: dict[str, Any]) -> list[str]:
     sampling = result.get("sampling")
     if sampling and not sampling["lossless"]:
         found.append(
-            f"sampled outputs do not have the verifier's distribution (p = {sampling['p_value']:.1g} "
-            f"over {sampling['num_samples']} samples on a small random model)"
+            f"sampled outputs do not have the verifier's distribution (p = "
+            f"{sampling['p_value']:.1g} over {sampling['num_samples']} samples on a small random "
+            "model)"
         )
     return found
 
@@ -68,9 +69,8 @@ def _sampled(result: dict[str, Any]) -> str:
     sampling = result.get("sampling")
     if not sampling:
         return "not tested"
-    return (
-        f"{'same' if sampling['lossless'] else 'another'} distribution, p {sampling['p_value']:.2g}"
-    )
+    found = "same" if sampling["lossless"] else "another"
+    return f"{found} distribution, p {sampling['p_value']:.2g}"
 
 
 def _text(value: float | None) -> str:

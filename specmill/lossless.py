@@ -69,12 +69,11 @@ async def find_divergences(
             position = first_difference(theirs["output_ids"], ours["output_ids"])
             if position is None:
                 continue
-            tokens = [_at(answer["output_ids"], position) for answer in (theirs, ours)]
+            expected, given = (_at(answer["output_ids"], position) for answer in (theirs, ours))
             gap = None
-            if None not in tokens:
+            if expected is not None and given is not None:
                 shared = prompt + ours["output_ids"][:position]
-                likely = await client.top_logprobs(shared, _TOP)
-                gap = _gap(likely, *tokens)
+                gap = _gap(await client.top_logprobs(shared, _TOP), expected, given)
             found.append(
                 asdict(
                     Divergence(
@@ -82,8 +81,8 @@ async def find_divergences(
                         **{n: pair.method[n] for n in _PLACE},
                         sample_key=ours["sample_key"],
                         position=position,
-                        reference_id=tokens[0],
-                        method_id=tokens[1],
+                        reference_id=expected,
+                        method_id=given,
                         gap=gap,
                     )
                 )

@@ -1,4 +1,4 @@
-"""What a reader must know about the rows: fallbacks, reused prompts, busy machines, method quirks."""
+"""What a reader must know about the rows: fallbacks, reused prompts, busy machines, quirks."""
 
 from typing import Any
 
@@ -10,7 +10,8 @@ def engine_table(results: Results) -> list[str]:
     lines = [
         "## Engines",
         "",
-        "| method | engine | runner | scheduling | attention | graphs | compiled | cores | start, s |",
+        "| method | engine | runner | scheduling | attention | graphs | compiled | cores | "
+        "start, s |",
         "| --- | --- | --- | --- | --- | --- | --- | ---: | ---: |",
     ]
     for name, result in results.items():
@@ -73,8 +74,8 @@ def _about_measuring(results: Results) -> list[str]:
     reused = _with_row(results, lambda row: row.get("fresh_prompts") is False)
     if reused:
         found.append(
-            f"Some prompts were sent twice to one server ({', '.join(reused)}): the prefix cache is "
-            "told apart by a salt, suffix decoding may remember its answers."
+            f"Some prompts were sent twice to one server ({', '.join(reused)}): the prefix cache "
+            "is told apart by a salt, suffix decoding may remember its answers."
         )
     apart = _with_row(results, lambda row: row.get("one_execution") is False)
     if apart:

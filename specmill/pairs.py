@@ -29,12 +29,7 @@ class Pair:
         """How many times as fast the method was."""
         if self.method["rate"] is None:
             return [throughput([self.method]) / throughput([self.reference])]
-        return [
-            _speed(ours) / _speed(theirs)
-            for ours, theirs in zip(
-                self.method["requests"], self.reference["requests"], strict=True
-            )
-        ]
+        return [_speed(ours) / _speed(theirs) for theirs, ours in self.outputs()]
 
     def outputs(self) -> Iterator[tuple[Record, Record]]:
         """The same request to the reference and to the method."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from specmill.section import Count, Section, Size
 
@@ -44,9 +44,8 @@ class Bench(Section):
             raise ValueError(f"lists a value twice: {given}")
         return given
 
-    @field_validator("rates")
-    @classmethod
-    def _some_load(cls, rates: list[float], info) -> list[float]:
-        if not rates and not info.data.get("concurrency"):
+    @model_validator(mode="after")
+    def _some_load(self) -> "Bench":
+        if not self.concurrency and not self.rates:
             raise ValueError("neither concurrency nor rates has a value: nothing is measured")
-        return rates
+        return self

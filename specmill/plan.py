@@ -83,8 +83,9 @@ def plan_phases(configs: dict[int, dict[str, Any] | None], reference: str) -> li
             can tell apart.
         reference: `bench.reference`.
     """
-    named = {k: config for k, config in configs.items() if config is not None} or {0: None}
-    measured = [(k or None, config) for k, config in named.items()]
+    speculating = {k: config for k, config in configs.items() if config is not None}
+    measured: list[tuple[int | None, dict[str, Any] | None]] = [*speculating.items()]
+    measured = measured or [(None, None)]
     groups = [[one] for one in measured] if reference == "beside" else [measured]
     return [
         [Run("reference", None, phase, None), *(Run("method", k, phase, c) for k, c in group)]
@@ -104,7 +105,7 @@ def plan_cells(samples: list[Sample], bench: Bench) -> list[list[Cell]]:
     loads = [Load(concurrency=c) for c in bench.concurrency] + [Load(rate=r) for r in bench.rates]
     rounds, used = [], 0
     for number in range(bench.rounds):
-        cells = []
+        cells: list[Cell] = []
         for load in loads:
             for context in bench.context:
                 for size in _sizes(bench, load):

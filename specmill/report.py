@@ -1,4 +1,4 @@
-"""The comparison as Markdown and as metrics, from the JSON that the benches wrote; pure functions."""
+"""The comparison as Markdown and as metrics: pure functions of what the benches wrote."""
 
 from typing import Any
 
@@ -43,9 +43,9 @@ def comparison(results: Results, hardware: dict[str, Any], verifier: dict[str, A
         "",
         f"{verifier['name']} on {machine}, vLLM {hardware['versions']['vllm']}; greedy. Output "
         "tokens per second of all requests together. The baseline of each row is the same server "
-        "without speculation, measured in the same stage on the same prompts. Change is the median "
-        "over pairs of cells that both answered, with its 95% bootstrap interval; the row of `none` "
-        "compares two equal servers, and its interval is what this bench can tell apart.",
+        "without speculation, measured in the same stage on the same prompts. Change is the "
+        "median over pairs of cells that both answered, with its 95% bootstrap interval; the row "
+        "of `none` compares two equal servers, and its interval is what this bench can tell apart.",
         "",
     ]
     for load in _loads(results):
@@ -108,7 +108,7 @@ def acceptance_rows(results: Results) -> list[Row]:
     """
     prefix = "acceptance_rate_pos_"
     rows = []
-    for method, result in _served(results).items():
+    for method, result in served(results).items():
         for row in headline_rows(result):
             positions = sorted(int(n.removeprefix(prefix)) for n in row if n.startswith(prefix))
             rates = [(i, row[f"{prefix}{i}"]) for i in positions if row["category"] == ALL]
@@ -124,8 +124,7 @@ def speedup_rows(results: Results) -> list[Row]:
     """Speed-up of every speculating method by concurrency and prompt type, at the headline K."""
     rows = [
         _place(method, row) | {"category": row["category"], "speedup": row["speedup"]}
-        for method, result in _served(results).items()
-        if _has_reference(result)
+        for method, result in served(results).items()
         for row in headline_rows(result)
     ]
     return rows or [_first_place(results) | {"category": ALL, "speedup": None}]

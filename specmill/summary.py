@@ -21,8 +21,9 @@ def summarise(recording: Recording, bench: Bench) -> list[Row]:
         "all", figures}, ...]`; K is 0 without speculation. Every row has the same keys, None where
         nothing was measured: DVC plots a list only when its first row names every field.
         Throughput is output tokens over wall seconds, summed over cells, so that `all` is weighted
-        by tokens; `speedup` is the median of paired ratios with its 95% interval (specmill/pairs.py,
-        intervals.py). `one_execution` is False when an interrupted stage went on later.
+        by tokens; `speedup` is the median of paired ratios with its 95% interval
+        (specmill/pairs.py, intervals.py). `one_execution` is False when an interrupted stage went
+        on later.
     """
     pairs = pair_up(recording.cells)
     rows = []
