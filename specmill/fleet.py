@@ -86,10 +86,17 @@ class Fleet:
     def client(self, run: Run) -> tuple[str, Client]:
         """Name and a client of a run's server, which is started and warmed up when it is not up.
 
+        It has the machine alone: the engines of the others are paused.
+
         Raises:
             DoesNotFit: when the engine refuses the method though it has served a reference.
         """
-        if run.label not in self._up:
+        for label, (_, other, _) in self._up.items():
+            if label != run.label:
+                other.pause()
+        if run.label in self._up:
+            self._up[run.label][1].resume()
+        else:
             self._up[run.label] = self._started(run)
         name, server, _ = self._up[run.label]
         return name, Client(server, self._timeout_s)

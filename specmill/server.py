@@ -7,12 +7,14 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 from tqdm import tqdm
 
 from specmill import compat
@@ -30,6 +32,20 @@ class Server:
     api_key: str
     log: Path
     startup_s: float
+    pid: int = 0
+
+    def pause(self) -> None:
+        """Take the CPU from its engine until `resume`: even an idle one spins for a second.
+
+        The API server itself goes on and keeps its connections.
+        """
+        for child in psutil.Process(self.pid).children(recursive=True):
+            child.suspend()
+
+    def resume(self) -> None:
+        """Let its engine go on."""
+        for child in psutil.Process(self.pid).children(recursive=True):
+            child.resume()
 
 
 class EngineRefused(RuntimeError):
@@ -86,7 +102,9 @@ def serve(
                 if compat.PORT_IN_USE in _tail(log) and attempt + 1 < _PORT_ATTEMPTS:
                     continue
                 raise
-            yield Server(url, key, log, time.monotonic() - started)
+            startup_s = time.monotonic() - started
+            with _resumed_when_orphaned(process.pid):
+                yield Server(url, key, log, startup_s, process.pid)
             return
         finally:
             _stop(process)
@@ -138,9 +156,37 @@ def _wait_until_healthy(
     )
 
 
+_RESUME = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+signal.sigwait([signal.SIGTERM])
+os.killpg(int(sys.argv[1]), signal.SIGCONT)
+"""
+
+
+@contextlib.contextmanager
+def _resumed_when_orphaned(group: int) -> Iterator[None]:
+    """Have a paused engine go on when this process is killed outright: it could not end."""
+    prctl = ctypes.CDLL(None).prctl
+    guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _RESUME, str(group)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # DVC reads a stage's output to its end
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+    )
+    try:
+        yield
+    finally:
+        guard.kill()
+        guard.wait()
+
+
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """End the server and whatever it started: politely, then the whole process group."""
     if process.poll() is None:
+        os.killpg(process.pid, signal.SIGCONT)  # a paused engine would not hear of it
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_STOP_GRACE_S)
