@@ -165,20 +165,3 @@ def check_room(rounds: list[list[Cell]], max_tokens: int, max_model_len: int) ->
             f"(bench.context) has {longest} tokens, more than verifier.max_model_len "
             f"({max_model_len}) holds"
         )
-
-
-def describe(phases: list[list[Run]], rounds: list[list[Cell]], bench: Bench) -> str:
-    """What the stage is about to do, in two lines: engine starts are what costs on a large model.
-
-    A round that follows another in mirrored order needs no start for the server it begins with.
-    """
-    beside = bench.reference == "beside"
-    servers = len({run.label for phase in phases for run in phase})
-    starts = servers if beside else 1 + (len(phases[0]) - 1) * len(rounds)
-    cells, requests = len(rounds[0]), sum(len(cell.prompts) for cell in rounds[0])
-    least = f"{starts} engine starts" if beside else f"{2 * servers - 1} to {starts} engine starts"
-    arms = sum(len(phase) for phase in phases)
-    return (
-        f"plan: {least}; at most {len(rounds)} rounds of {cells} cells, {requests} requests and "
-        f"{requests * bench.max_tokens} output tokens on each of {arms} servers"
-    )

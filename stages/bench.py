@@ -22,7 +22,8 @@ from specmill.files import read_json, tree_digest
 from specmill.fleet import Fleet, server_starter
 from specmill.head_facts import head_facts
 from specmill.methods import speculative_configs
-from specmill.plan import check_room, describe, plan_cells, plan_phases, warmup_prompts
+from specmill.pace import Pace, describe
+from specmill.plan import check_room, plan_cells, plan_phases, warmup_prompts
 from specmill.recording import CellCache, Recording
 from specmill.revision import code_state
 from specmill.samples import read_samples
@@ -69,10 +70,12 @@ def main(name: str) -> None:
         start = server_starter(
             name, model_path(paths.VERIFIER), verifier, bench, runtime, paths.ROOT / "logs"
         )
+        pace = Pace(paths.CACHE / "bench_pace.json", verifier, inputs["hardware"])
+        beside = bench.reference == "beside"
         warmup, timeout_s = warmup_prompts(prompts, rounds), runtime.request_timeout_s
         try:
             phases = plan_phases(speculative_configs(name, method, ks, verifier), bench.reference)
-            logger.info("%s", describe(phases, rounds, bench))
+            logger.info("%s", describe(phases, rounds, beside, bench.max_tokens, pace))
             with Fleet(start, warmup, bench, timeout_s, cache.servers()) as fleet:
                 recording = measure(phases, rounds, bench, fleet, cache)
         except DoesNotFit as reason:
@@ -80,6 +83,7 @@ def main(name: str) -> None:
             stage.write_metrics(result, about | not_served(reason, ks[0], bench))
             return
         recording.write(raw, name)
+        pace.remember(recording)
         rows, headline = summarise(Recording.read(raw), bench), headline_k(recording)
         stage.write_metrics(
             result,
