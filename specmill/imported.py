@@ -7,6 +7,7 @@ a verdict.
 """
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +101,17 @@ def read_results(path: Path) -> tuple[dict[str, Any], list[Measured]]:
         raise ValueError(f"{path}: {error}") from None
     if all(run.figures["output_tokens_per_s"] is None for run in runs):
         raise ValueError(f"{path}: no request was answered with a token, so it has no figures")
-    for places in ([run.load for run in runs], [(run.concurrency, run.rate) for run in runs]):
-        twice = sorted({run.load for run, place in zip(runs, places, strict=True)
-                        if places.count(place) > 1})  # fmt: skip
-        if twice:
-            raise ValueError(f"{path}: several runs at one load ({'; '.join(twice)}); keep one")
+    if twice := _repeated(runs):
+        raise ValueError(f"{path}: several runs at one load ({'; '.join(twice)}); keep one")
     # by name alone: a path of another machine says nothing here
     return facts | {"file": path.name, "sha256": file_digest(path)}, runs
+
+
+def _repeated(runs: list[Measured]) -> list[str]:
+    """Loads that more than one run has, or whose rows would have the same place."""
+    loads = Counter(run.load for run in runs)
+    places = Counter((run.concurrency, run.rate) for run in runs)
+    return sorted({r.load for r in runs if loads[r.load] > 1 or places[r.concurrency, r.rate] > 1})
 
 
 def _contents(path: Path) -> list[dict[str, Any]]:
