@@ -23,21 +23,30 @@ _OTHER_PROMPTS = 0.02
 """Relative difference of mean prompt lengths from which two runs had other prompts."""
 
 
-def identify_imported(chosen: Imported) -> dict[str, Any]:
-    """What an imported row depends on: its files' contents.
+def identify_imported(key: str, chosen: Imported) -> dict[str, Any]:
+    """What an imported row depends on: its files and their content.
+
+    Args:
+        key: Place of `chosen` in params.yaml, for errors.
+        chosen: The row.
 
     Raises:
-        ValueError: when one is not there.
+        ValueError: when a file is not there.
     """
+    files = {"source": chosen.source, "reference": chosen.reference}
     return {
-        field: None if path is None else {"path": path, "sha256": file_digest(_there(field, path))}
-        for field, path in (("source", chosen.source), ("reference", chosen.reference))
+        field: {"path": path, "sha256": file_digest(_there(f"{key}.{field}", path))}
+        for field, path in files.items()
+        if path is not None
     }
 
 
-def _there(field: str, path: str) -> Path:
+def _there(key: str, path: str) -> Path:
     if not Path(path).is_file():
-        raise ValueError(f"{field}: {path} is not there (looked in {Path.cwd()})")
+        raise ValueError(
+            f"{key}: {path} is not there (looked in {Path.cwd()}). With `dvc exp run --temp` or "
+            "--queue a relative path must be in Git or in DVC; otherwise write an absolute one"
+        )
     return Path(path)
 
 
