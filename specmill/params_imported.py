@@ -1,5 +1,7 @@
 """Section of params.yaml for results that another benchmark tool measured."""
 
+from collections.abc import Mapping
+
 from pydantic import Field
 
 from specmill.section import Section, Size
@@ -17,7 +19,7 @@ class Imported(Section):
     """K that the server ran with, which not every file says; 0 without speculation."""
 
 
-def check_names(imported: dict[str, Imported], methods: dict[str, object]) -> None:
+def check_names(imported: Mapping[str, Imported], methods: Mapping[str, object]) -> None:
     """Refuse a name that both sections have: both would write reports/bench/NAME.json.
 
     Raises:
