@@ -20,6 +20,7 @@ from specmill.params_heads import (
     Sibling,
     SpoiledHead,
 )
+from specmill.params_imported import Imported, check_names
 from specmill.section import Count, Section, Seed, Size
 
 TRAINED_HEAD = "models/eagle3"
@@ -229,7 +230,13 @@ class Params(Section):
     spec: Spec
     bench: Bench
     methods: Annotated[dict[str, Method], Field(min_length=1)]
+    imported: dict[str, Imported]
     runtime: Runtime
+
+    @model_validator(mode="after")
+    def _rows_have_names_of_their_own(self) -> "Params":
+        check_names(self.imported, self.methods)
+        return self
 
     @model_validator(mode="after")
     def _k_can_be_drafted(self) -> "Params":

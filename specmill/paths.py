@@ -11,6 +11,7 @@ PARAMS = Path("params.yaml")
 HARDWARE = Path("reports/hardware.json")
 SOURCES = Path("reports/sources.json")
 HEAD_SOURCES = Path("reports/head_sources.json")
+IMPORTED_SOURCES = Path("reports/imported_sources.json")
 
 VERIFIER = Path("models/verifier")
 IDENTITY = VERIFIER / "identity.json"

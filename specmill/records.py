@@ -13,6 +13,7 @@ Every figure of reports/bench/NAME.json is a function of these rows and the engi
 | `rate` | float64 | requests per second; null in closed loop |
 | `context` | int32 | tokens put before the prompt |
 | `category` | string | prompt type |
+| `number` | int32 | the cell's place in its round, from 0 |
 | `index` | int32 | position in its cell, from 0 |
 | `sample_key` | string | digest of the sample's token ids (specmill.samples) |
 | `num_prompt_tokens` | int32 | |
@@ -45,6 +46,7 @@ SCHEMA = pa.schema(
         "rate": pa.float64(),
         "context": pa.int32(),
         "category": pa.string(),
+        "number": pa.int32(),
         "index": pa.int32(),
         "sample_key": pa.string(),
         "num_prompt_tokens": pa.int32(),

@@ -21,6 +21,7 @@ from specmill.tracking import leaves, numbers
 LOCK = Path("dvc.lock")
 FOREACH = {
     "bench": "methods",
+    "imported": "imported",
     "train_sibling": "siblings",
     "train_medusa": "medusa",
     "draft_model": "draft_models",
@@ -77,7 +78,7 @@ def read_state(folder: Path) -> State:
     _check(folder, params, stages)
     benches = {
         method: read_json(folder / paths.BENCH / f"{method}.json")
-        for method in params["methods"]
+        for method in (*params["methods"], *params.get("imported", {}))
         if (folder / paths.BENCH / f"{method}.json").is_file()
     }
     for method, bench in benches.items():
@@ -238,7 +239,7 @@ def _head(
     lengths = [
         row["acceptance_length"]
         for method, bench in benches.items()
-        if methods[method]["head"] == str(paths.EAGLE3)
+        if methods.get(method, {}).get("head") == str(paths.EAGLE3)
         for row in bench["rows"]
         if _is_headline(row, bench) and load_name(row) == "c1" and "acceptance_length" in row
     ]

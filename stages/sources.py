@@ -3,6 +3,7 @@
 Reads    the datasets of params.prepare; that the verifier's source is there
 Writes   reports/sources.json         each dataset as asked for, with the digest of a local one
          reports/head_sources.json    the same of every head from elsewhere
+         reports/imported_sources.json    and of every result of another tool
 Params   read but not tracked: this stage runs always, and its output is compared by content
 
 Run      dvc repro sources
@@ -12,6 +13,7 @@ import sys
 
 from specmill import paths
 from specmill.files import write_json
+from specmill.imported import identify_imported
 from specmill.methods import check_methods
 from specmill.params_file import load_params
 from specmill.sources import check_readable, identify, identify_head
@@ -40,6 +42,11 @@ def main() -> None:
         # a file of its own: another head must not answer the prompts again
         heads = {name: identify_head(head) for name, head in params.heads.items()}
         write_json(paths.HEAD_SOURCES, heads)
+        imported = {
+            name: identify_imported(f"imported.{name}", row)
+            for name, row in params.imported.items()
+        }
+        write_json(paths.IMPORTED_SOURCES, imported)
     except (ValueError, OSError) as error:
         sys.exit(f"sources: {error}")
 

@@ -19,6 +19,7 @@ ROW: dict[str, Any] = {
     "rate": None,
     "context": 0,
     "category": "coding",
+    "number": 0,
     "index": 0,
     "sample_key": "ab12",
     "num_prompt_tokens": 17,
