@@ -1,11 +1,14 @@
-"""Put the benches side by side: table, plot, summary, MLflow.
+"""Put the benches side by side: table, plots, summary, MLflow.
 
 Reads    reports/bench/NAME.json, reports/hardware.json, models/verifier/identity.json
 Writes   reports/comparison.md          prompt type, baseline, method, change
-         reports/acceptance.svg, reports/speedup.svg
-                                        the plots as pictures
-Plots    reports/plots/acceptance.json  acceptance by position
-         reports/plots/speedup.json     speed-up by prompt type
+         reports/PLOT.svg               every plot as a picture
+Plots    reports/plots/PLOT.json        for PLOT
+             acceptance                 acceptance by position
+             acceptance_by_category     the same by prompt type, at the lowest load
+             speedup                    speed-up by prompt type, with intervals
+             speedup_by_load            speed-up by requests in flight, or per second
+             speedup_by_k               speed-up by K and load
 Metrics  reports/summary.json           headline figures by method and concurrency
 Params   methods
 
@@ -14,14 +17,10 @@ Run      dvc repro report
 
 from specmill import paths
 from specmill.files import read_json, write_atomically, write_json
-from specmill.pictures import plot_acceptance, plot_speedup
-from specmill.report import (
-    acceptance_rows,
-    comparison,
-    speedup_rows,
-    summary_metrics,
-)
+from specmill.pictures import PICTURES
+from specmill.report import comparison, summary_metrics
 from specmill.stage import open_stage
+from specmill.surface import plot_rows
 from specmill.sync import sync_results
 
 
@@ -31,11 +30,9 @@ def main() -> None:
         results = {name: read_json(paths.BENCH / f"{name}.json") for name in stage.params.methods}
         table = comparison(results, read_json(paths.HARDWARE), read_json(paths.IDENTITY))
         write_atomically(paths.REPORTS / "comparison.md", table.encode())
-        acceptance, speedup = acceptance_rows(results), speedup_rows(results)
-        write_json(paths.REPORTS / "plots" / "acceptance.json", acceptance)
-        write_json(paths.REPORTS / "plots" / "speedup.json", speedup)
-        plot_acceptance(acceptance, paths.REPORTS / "acceptance.svg")
-        plot_speedup(speedup, paths.REPORTS / "speedup.svg")
+        for name, rows in plot_rows(results).items():
+            write_json(paths.REPORTS / "plots" / f"{name}.json", rows)
+            PICTURES[name](rows, paths.REPORTS / f"{name}.svg")
         stage.write_metrics(paths.REPORTS / "summary.json", summary_metrics(results))
         sync_results(stage.params.runtime)
 
