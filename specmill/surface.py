@@ -9,10 +9,8 @@ then by the number of requests; at one load by method and prompt type as the ben
 
 from typing import Any
 
-from specmill.causes import Results, headline_rows
+from specmill.rows import Results, Row, headline_rows
 from specmill.samples import ALL
-
-Row = dict[str, Any]
 
 FASTER, SLOWER, NO_DIFFERENCE = "faster", "slower", "no difference shown"
 """What a row's `verdict` says of its speed-up; None when there is no interval."""

@@ -10,7 +10,7 @@ Plots    reports/plots/PLOT.json        for PLOT
              speedup_by_load            speed-up by requests in flight, or per second
              speedup_by_k               speed-up by K and load
 Metrics  reports/summary.json           headline figures by method and concurrency
-Params   methods
+Params   methods, imported
 
 Run      dvc repro report
 """
@@ -26,8 +26,9 @@ from specmill.sync import sync_results
 
 def main() -> None:
     """Run the stage."""
-    with open_stage("report", ["methods"]) as stage:
-        results = {name: read_json(paths.BENCH / f"{name}.json") for name in stage.params.methods}
+    with open_stage("report", ["methods", "imported"]) as stage:
+        names = [*stage.params.methods, *stage.params.imported]
+        results = {name: read_json(paths.BENCH / f"{name}.json") for name in names}
         table = comparison(results, read_json(paths.HARDWARE), read_json(paths.IDENTITY))
         write_atomically(paths.REPORTS / "comparison.md", table.encode())
         for name, rows in plot_rows(results).items():
