@@ -3,7 +3,7 @@ from typing import Any
 from specmill.losslessness import losslessness_section, marked
 
 
-def tested(p_value: float, length: float | None = 1.5) -> dict[str, Any]:
+def outcome(p_value: float, length: float | None = 1.5) -> dict[str, Any]:
     return {
         "lossless": p_value >= 1e-3,
         "p_value": p_value,
@@ -15,9 +15,9 @@ def tested(p_value: float, length: float | None = 1.5) -> dict[str, Any]:
 
 
 SAMPLING = {
-    "none": tested(0.31, None),
-    "ngram": tested(0.8),
-    "wrong": tested(2e-7),
+    "none": outcome(0.31, None),
+    "ngram": outcome(0.8),
+    "wrong": outcome(2e-7),
     "suffix": {"lossless": None, "not_checked": "it needs a package"},
 }
 
