@@ -3,7 +3,8 @@
 A method says what it can be told (`Settings`) and what vLLM is told: a function of K, the settings,
 the artefact it serves and the verifier, which returns the `--speculative-config`, or None to serve
 without speculation. Rows of the comparison are entries of params.yaml: `methods`; several may be
-served by one method.
+served by one method. A method that serves an artefact also says how the sampling check gets one
+(`draft_on_twin`).
 """
 
 from difflib import get_close_matches
@@ -41,6 +42,19 @@ def speculative_configs(
     settings = read_settings(name, chosen)
     make = METHODS[chosen.method].speculative_config
     return {k: make(k, settings, Path(chosen.head), verifier) for k in ks}
+
+
+def draft_on_twin(method: str, make: Any, folder: Path) -> None:
+    """Write the artefact with which a method drafts on the sampling check's twin, if it needs one.
+
+    Args:
+        method: A file of specmill/methods.
+        make: A TwinDrafts.
+        folder: Receives the artefact.
+    """
+    write = getattr(METHODS[method], "draft_on_twin", None)
+    if write is not None:
+        write(make, folder)
 
 
 def read_settings(name: str, chosen: Method) -> Any:

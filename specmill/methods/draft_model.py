@@ -44,6 +44,11 @@ def speculative_config(
     }
 
 
+def draft_on_twin(make: Any, folder: Path) -> None:
+    """What drafts in the sampling check: a noised copy of it (TwinDrafts)."""
+    make.noised_copy(folder)
+
+
 def check_tokens(draft: Path, verifier: Path) -> None:
     """Refuse a draft model in which an id stands for another token than in the verifier.
 

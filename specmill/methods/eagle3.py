@@ -35,6 +35,11 @@ def speculative_config(
     return {"method": "eagle3", "model": str(head.absolute()), "num_speculative_tokens": k}
 
 
+def draft_on_twin(make: Any, folder: Path) -> None:
+    """What drafts in the sampling check: a random head (TwinDrafts)."""
+    make.head("eagle3", folder)
+
+
 def check_inspection(head: Path, verifier: dict[str, Any]) -> None:
     """Refuse a head that was refused when it was looked at.
 

@@ -43,6 +43,11 @@ def speculative_config(
     return {"method": "medusa", "model": place, "num_speculative_tokens": k}
 
 
+def draft_on_twin(make: Any, folder: Path) -> None:
+    """What drafts in the sampling check: random heads (TwinDrafts)."""
+    make.medusa(folder)
+
+
 def check_fit(head: Path, config: dict[str, Any], verifier: dict[str, Any]) -> None:
     """Refuse heads of another verifier.
 

@@ -30,3 +30,8 @@ def speculative_config(
         "model": str(head.absolute()),
         "num_speculative_tokens": k,
     }
+
+
+def draft_on_twin(make: Any, folder: Path) -> None:
+    """What drafts in the sampling check: a random head (TwinDrafts)."""
+    make.head("peagle", folder)

@@ -1,0 +1,55 @@
+"""What the comparison says of sampling: a mark on each wrong method, and the evidence.
+
+Pure functions of reports/sampling/NAME.json, by row.
+"""
+
+from typing import Any
+
+Sampling = dict[str, dict[str, Any]]
+
+
+def marked(name: str, sampling: Sampling) -> str:
+    """A row's name as tables show it: with a mark when its method is not lossless."""
+    wrong = sampling.get(name, {}).get("lossless") is False
+    return f"{name} (**not lossless**)" if wrong else name
+
+
+def losslessness_section(sampling: Sampling) -> list[str]:
+    """Markdown: a table of what was tested, then a line per row that failed or was not tested."""
+    if not sampling:
+        return []
+    lines = [
+        "## Is sampling lossless?",
+        "",
+        "Of a small random model served with each method at temperature 1, every sampled token is "
+        "held against the exact distribution given what came before it (chi-square; p is the "
+        "smallest of all tests, corrected for their number). `none` is the control. A p below "
+        "0.001 is called a difference: of right samplers one in a thousand.",
+        "",
+        "| method | same distribution | p | samples | acceptance length |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    for name, result in sampling.items():
+        if result["lossless"] is None:
+            lines.append(f"| {name} | not tested | - | - | - |")
+            continue
+        length = result["acceptance_length"]
+        lines.append(
+            f"| {name} | {'yes' if result['lossless'] else '**no**'} | {result['p_value']:.2g} | "
+            f"{result['num_samples']} | {'-' if length is None else f'{length:.2f}'} |"
+        )
+    reasons = [f"- {line}" for name, result in sampling.items() if (line := _reason(name, result))]
+    return [*lines, "", *reasons, *([""] if reasons else [])]
+
+
+def _reason(name: str, result: dict[str, Any]) -> str | None:
+    if result["lossless"] is None:
+        return f"{name}: sampling was not tested: {result['not_checked']}"
+    if result["lossless"]:
+        return None
+    return (
+        f"**{name} is not lossless**: at temperature {result['temperature']:g} its samples have "
+        f"another distribution than the verifier's (p = {result['p_value']:.1g} over "
+        f"{result['num_tests']} tests of {result['num_samples']} samples); its speed is not a gain "
+        "for the same output"
+    )

@@ -1,0 +1,149 @@
+"""Sample the twin through the engine, with a method or without, and say whether it is lossless."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from specmill import compat
+from specmill.acceptance import acceptance, subtract
+from specmill.client import Client, run_closed_loop
+from specmill.params import Runtime
+from specmill.sampling_check import check_samples
+from specmill.sampling_twin import MAX_MODEL_LEN, next_token_probabilities, prompts
+from specmill.server import Server, serve
+
+K = 2
+"""Draft tokens: more than one, so that a draft is also accepted in part; so few that all of it is
+accepted often enough for the bonus token to be tested."""
+NUM_POSITIONS = K + 2
+"""Tokens of an answer: the first comes from the prompt's own step and has no draft, then K drafted
+ones and the bonus token."""
+NUM_SAMPLES = 8192
+"""tests/test_sampling_check.py: what it takes to find a sampler that is only a little wrong."""
+TEMPERATURE = 1.0
+_PER_REQUEST = 128
+_IN_FLIGHT = 4
+_LEAST_OF_EACH = 100
+"""Accepted and rejected drafts without which the samples say nothing about the method."""
+
+
+def check_lossless(
+    twin: Path, speculation: dict[str, Any] | None, log: Path, runtime: Runtime
+) -> dict[str, Any]:
+    """Serve the twin, sample it and test the samples against what it says of each token.
+
+    Served in float32, in which transformers computes the same distributions to far more digits
+    than samples show, and uncompiled: both run the same sampler as other engines do.
+
+    Args:
+        twin: Checkpoint.
+        speculation: What vLLM is told of the method; None serves without.
+        log: Receives the server's output.
+        runtime: Limits of time and memory.
+
+    Returns:
+        `lossless`, `p_value`, `num_samples`, `num_tests`, `temperature`, the engine's
+        `model_runner`, and of drafts `num_drafts`, `acceptance_length` and `acceptance_rate`
+        (None without speculation).
+
+    Raises:
+        RuntimeError: when there were too few drafts of either fate.
+        EngineRefused: when the engine does not start with the method.
+    """
+    flags = ["--max-model-len", str(MAX_MODEL_LEN), "--dtype", "float32"]
+    flags += ["--enforce-eager", "--skip-tokenizer-init"]
+    if speculation:
+        flags += ["--speculative-config", json.dumps(speculation)]
+    with serve(
+        twin,
+        flags,
+        log,
+        cpu_kv_cache_gib=runtime.cpu_kv_cache_gib,
+        gpu_memory_utilization=runtime.gpu_memory_utilization,
+        startup_timeout_s=runtime.startup_timeout_s,
+        label="sampling",
+    ) as server:
+        answers, counts = asyncio.run(_sample(server, runtime.request_timeout_s))
+        engine = compat.engine_facts(server.log.read_text(errors="replace"))
+    if speculation:
+        check_both_fates(counts)
+    exact = np.concatenate(
+        [next_token_probabilities(twin, prompt, answers[i]) for i, prompt in enumerate(prompts())]
+    )
+    before = np.repeat([prompt[-1] for prompt in prompts()], answers.shape[1])
+    verdict = check_samples(before, answers.reshape(-1, NUM_POSITIONS), exact)
+    drafts = acceptance(counts, K) if speculation else {}
+    return {
+        "lossless": verdict.lossless,
+        "p_value": verdict.p_value,
+        "num_samples": len(before),
+        "num_tests": verdict.num_tests,
+        "temperature": TEMPERATURE,
+        "model_runner": engine["model_runner"],
+        **{name: drafts.get(name) for name in ("num_drafts", "acceptance_length",
+                                               "acceptance_rate")},
+    }  # fmt: skip
+
+
+def check_both_fates(counts: dict[str, int]) -> None:
+    """Refuse samples in which drafts were hardly ever accepted, or hardly ever rejected.
+
+    Raises:
+        RuntimeError: naming how many there were.
+    """
+    drafts, accepted = counts.get("num_drafts", 0), counts.get("accepted_at_0", 0)
+    if min(accepted, drafts - accepted) < _LEAST_OF_EACH:
+        raise RuntimeError(
+            f"of {drafts} drafts {accepted} had their first token accepted; fewer than "
+            f"{_LEAST_OF_EACH} accepted or rejected ones say nothing about the method's sampling. "
+            "Its artefact (draft_on_twin in its file of specmill/methods) must draft better, or "
+            "worse; settings may also keep it from drafting at all"
+        )
+
+
+async def _sample(server: Server, timeout_s: float) -> tuple[np.ndarray, dict[str, int]]:
+    """Answers, int [num_prompts, samples per prompt, NUM_POSITIONS], and what counters gained.
+
+    Every second request seeds its samples, for which the engine keeps a generator each; the
+    others share one.
+    """
+    per_prompt = NUM_SAMPLES // _PER_REQUEST // len(prompts())
+    bodies = [
+        {
+            "model": "verifier",
+            "prompt": prompt,
+            "n": _PER_REQUEST,
+            "temperature": TEMPERATURE,
+            "max_tokens": NUM_POSITIONS,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            # n samples are seeded by this number and those after it
+            **({"seed": _PER_REQUEST * len(prompts()) * i + _PER_REQUEST * j} if i % 2 else {}),
+        }
+        for j, prompt in enumerate(prompts())
+        for i in range(per_prompt)
+    ]
+    async with (
+        Client(server, timeout_s) as client,
+        httpx.AsyncClient(
+            base_url=server.url,
+            headers={"Authorization": f"Bearer {server.api_key}"},
+            timeout=timeout_s,
+            trust_env=False,
+        ) as http,
+    ):
+        start = await client.counters()
+
+        async def ask(body: dict[str, Any]) -> list[list[int]]:
+            reply = await http.post("/v1/completions", json=body)
+            if reply.status_code != 200:
+                raise RuntimeError(f"the server answered {reply.status_code}: {reply.text[:500]}")
+            return [choice["token_ids"] for choice in reply.json()["choices"]]
+
+        answers = await run_closed_loop(bodies, ask, _IN_FLIGHT, progress="sampling")
+        counts = subtract(await client.counters(), start)
+    return np.array(answers).reshape(len(prompts()), -1, NUM_POSITIONS), counts
