@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import httpx
+import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 from tqdm import tqdm
 
@@ -43,25 +43,29 @@ class TimedAnswer:
 
 
 class Client:
-    """An HTTP client of one server, to be used as an async context manager."""
+    """An HTTP client of one server, to be used as an async context manager.
+
+    Args:
+        server: Whom to ask.
+        timeout_s: Longest time without a byte from the server, seconds.
+    """
 
     def __init__(self, server: Server, timeout_s: float):
-        self._http = httpx.AsyncClient(
-            base_url=server.url,
+        self._url = server.url
+        self._http = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {server.api_key}"},
-            timeout=httpx.Timeout(timeout_s, connect=10),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=timeout_s),
             trust_env=False,  # a proxy must not see loopback requests and their key
             # no keep-alive: a request that meets the server closing an idle connection fails, and
             # on loopback a new connection costs less than a millisecond
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
         )
 
     async def __aenter__(self) -> "Client":
-        await self._http.__aenter__()
         return self
 
     async def __aexit__(self, *details: Any) -> None:
-        await self._http.__aexit__(*details)
+        await self._http.close()
 
     async def chat(self, messages: list[dict[str, Any]], sampling: dict[str, Any]) -> Answer:
         """Answer a conversation; the server applies the chat template.
@@ -80,8 +84,8 @@ class Client:
             **sampling,
         }
         with _named_failures():
-            reply = await self._http.post("/v1/chat/completions", json=body)
-        data = _checked(reply.status_code, reply.content)
+            async with self._http.post(f"{self._url}/v1/chat/completions", json=body) as reply:
+                data = _checked(reply.status, await reply.read())
         choice = data["choices"][0]
         if not data.get("prompt_token_ids") or choice.get("token_ids") is None:
             raise RuntimeError(_NO_IDS)
@@ -95,7 +99,16 @@ class Client:
     async def complete_timed(
         self, prompt_token_ids: list[int], sampling: dict[str, Any]
     ) -> TimedAnswer:
-        """Stream a completion of exact prompt ids and note when each chunk came."""
+        """Stream a completion of exact prompt ids and note when each chunk came.
+
+        A chunk's time is when the bytes that end it are in our hands, before they are parsed;
+        chunks that come in one read have one time. It is late by what the event loop does for
+        other streams in the same turn: benchmarks/client.py measures that.
+
+        Raises:
+            RuntimeError: when the server refuses, leaves the token ids out, fails on the way or
+                ends the stream early, and when the connection breaks or nothing comes in time.
+        """
         body = {
             "model": "verifier",
             "prompt": prompt_token_ids,
@@ -103,33 +116,17 @@ class Client:
             "return_token_ids": True,
             **sampling,
         }
-        ids: list[int] = []
-        times: list[float] = []
-        sizes: list[int] = []
-        finish_reason = None
+        stream = CompletionStream()
         sent_at = time.monotonic()
         with _named_failures():
-            async with self._http.stream("POST", "/v1/completions", json=body) as reply:
-                if reply.status_code != 200:
-                    _checked(reply.status_code, await reply.aread())
-                async for line in reply.aiter_lines():
-                    if not line.startswith("data: ") or line == "data: [DONE]":
-                        continue
-                    arrived_at = time.monotonic()
-                    data = _checked(200, line[6:].encode())
-                    if not data["choices"]:
-                        continue
-                    choice = data["choices"][0]
-                    if "token_ids" not in choice:
-                        raise RuntimeError(_NO_IDS)
-                    if choice["token_ids"]:
-                        ids += choice["token_ids"]
-                        times.append(arrived_at)
-                        sizes.append(len(choice["token_ids"]))
-                    finish_reason = choice["finish_reason"] or finish_reason
-        if finish_reason is None or not ids:
-            raise RuntimeError(f"the server's stream ended early, after {len(ids)} tokens")
-        return TimedAnswer(ids, finish_reason, sent_at, times, sizes)
+            async with self._http.post(f"{self._url}/v1/completions", json=body) as reply:
+                if reply.status != 200:
+                    _checked(reply.status, await reply.read())
+                async for piece in reply.content.iter_any():
+                    stream.take(piece, time.monotonic())
+        if stream.finish_reason is None or not stream.ids:
+            raise RuntimeError(f"the server's stream ended early, after {len(stream.ids)} tokens")
+        return TimedAnswer(stream.ids, stream.finish_reason, sent_at, stream.times, stream.sizes)
 
     async def top_logprobs(self, prompt_token_ids: list[int], count: int) -> dict[int, float]:
         """The likeliest next tokens after exact prompt ids.
@@ -159,12 +156,13 @@ class Client:
             `engine_steps`. What the engine does not export is absent, not 0.
         """
         with _named_failures():
-            reply = await self._http.get("/metrics")
-        if reply.status_code != 200:
-            _checked(reply.status_code, reply.content)
+            async with self._http.get(f"{self._url}/metrics") as reply:
+                if reply.status != 200:
+                    _checked(reply.status, await reply.read())
+                text = await reply.text()
         names = {full: short for short, full in compat.SPEC_COUNTERS.items()}
         found: dict[str, float] = {}
-        for family in text_string_to_metric_families(reply.text):
+        for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if family.name in names and sample.name.endswith("_total"):
                     found[names[family.name]] = sample.value
@@ -173,6 +171,49 @@ class Client:
                 elif sample.name == f"{compat.ENGINE_STEPS}_count":
                     found["engine_steps"] = sample.value
         return found
+
+
+class CompletionStream:
+    """A streamed completion as far as it has come: server-sent events of vLLM."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.times: list[float] = []
+        self.sizes: list[int] = []
+        self.finish_reason: str | None = None
+        self._rest = b""
+
+    def take(self, piece: bytes, arrived_at: float) -> None:
+        """Take bytes as they came: they may end several events, or none.
+
+        Split as bytes: a piece may end inside a character, and str.splitlines would also split at
+        characters that JSON may hold as they are, as U+2028.
+
+        Args:
+            piece: The next bytes.
+            arrived_at: When they came, seconds of the monotonic clock.
+
+        Raises:
+            RuntimeError: when an event is an error, no JSON, or without token ids.
+        """
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            name, _, value = line.partition(b":")
+            if name == b"data" and (value := value.strip()) != b"[DONE]":
+                self._take_event(value, arrived_at)
+
+    def _take_event(self, content: bytes, arrived_at: float) -> None:
+        data = _checked(200, content)
+        if not data["choices"]:
+            return
+        choice = data["choices"][0]
+        if "token_ids" not in choice:
+            raise RuntimeError(_NO_IDS)
+        if choice["token_ids"]:
+            self.ids += choice["token_ids"]
+            self.times.append(arrived_at)
+            self.sizes.append(len(choice["token_ids"]))
+        self.finish_reason = choice["finish_reason"] or self.finish_reason
 
 
 def _as_openai(message: dict[str, Any]) -> dict[str, Any]:
@@ -201,11 +242,11 @@ def _named_failures() -> Iterator[None]:
     """Say what a broken connection or a time-out means for the user."""
     try:
         yield
-    except httpx.TimeoutException:
+    except TimeoutError:
         raise RuntimeError(
             "the server did not answer in runtime.request_timeout_s; see its log in logs/"
         ) from None
-    except httpx.TransportError as error:
+    except aiohttp.ClientError as error:
         raise RuntimeError(
             f"the connection to the server broke ({error!r}); see its log in logs/"
         ) from None

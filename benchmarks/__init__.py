@@ -1,0 +1,1 @@
+"""The speed of the project itself, against its peers and its limits."""
