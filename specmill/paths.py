@@ -29,6 +29,7 @@ HEADS = Path("models/heads")
 
 REPORTS = Path("reports")
 BENCH = REPORTS / "bench"
+SAMPLING = Path("reports/sampling")
 BENCH_RAW = Path("data/bench")
 
 ROOT = Path(os.environ.get("DVC_ROOT", ".")).absolute()

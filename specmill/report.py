@@ -7,6 +7,7 @@ from specmill.fidelity import faults, fidelity_section
 from specmill.notes import engine_table, notes
 from specmill.rows import Results, Row, headline_rows, load_name, load_sentence
 from specmill.samples import ALL
+from specmill.sampling_section import sampling_section
 from specmill.tables import latency_table, percent, prompt_type_table, speed_table
 
 
@@ -58,7 +59,9 @@ def comparison(results: Results, hardware: dict[str, Any], verifier: dict[str, A
         lines += [f"## {load_sentence(rows[0][1]).capitalize()}", "", *speed_table(rows), ""]
         lines += _drift_lines(served(results), load)
         lines += [*latency_table(rows), *prompt_type_table(rows)]
-    lines += [*fidelity_section(results), *heads_section(results), *engine_table(results)]
+    sampling = {name: result["sampling"] for name, result in results.items() if "sampling" in result}
+    lines += [*fidelity_section(results), *sampling_section(sampling)]
+    lines += [*heads_section(results), *engine_table(results)]
     return "\n".join([*lines, *notes(served(results))]).rstrip() + "\n"
 
 

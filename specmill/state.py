@@ -21,6 +21,7 @@ from specmill.tracking import leaves, numbers
 LOCK = Path("dvc.lock")
 FOREACH = {
     "bench": "methods",
+    "sampling": "methods",
     "imported": "imported",
     "train_sibling": "siblings",
     "train_medusa": "medusa",

@@ -1,6 +1,7 @@
 """Put the benches side by side: table, plots, summary, MLflow.
 
-Reads    reports/bench/NAME.json, reports/hardware.json, models/verifier/identity.json
+Reads    reports/bench/NAME.json, reports/sampling/NAME.json, reports/hardware.json,
+         models/verifier/identity.json
 Writes   reports/comparison.md          prompt type, baseline, method, change
          reports/PLOT.svg               every plot as a picture
 Plots    reports/plots/PLOT.json        for PLOT
@@ -29,6 +30,8 @@ def main() -> None:
     with open_stage("report", ["methods", "imported"]) as stage:
         names = [*stage.params.methods, *stage.params.imported]
         results = {name: read_json(paths.BENCH / f"{name}.json") for name in names}
+        for name in stage.params.methods:
+            results[name]["sampling"] = read_json(paths.SAMPLING / f"{name}.json")
         table = comparison(results, read_json(paths.HARDWARE), read_json(paths.IDENTITY))
         write_atomically(paths.REPORTS / "comparison.md", table.encode())
         for name, rows in plot_rows(results).items():

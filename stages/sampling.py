@@ -42,7 +42,7 @@ def main(name: str) -> None:
             result = check_lossless(twin, speculation, log, stage.params.runtime)
         except (DoesNotFit, EngineRefused) as error:
             result = {"lossless": None, "not_checked": getattr(error, "reason", str(error))}
-        stage.write_metrics(paths.REPORTS / "sampling" / f"{name}.json", about | result)
+        stage.write_metrics(paths.SAMPLING / f"{name}.json", about | result)
 
 
 if __name__ == "__main__":

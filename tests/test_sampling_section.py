@@ -1,6 +1,6 @@
 from typing import Any
 
-from specmill.losslessness import losslessness_section, marked
+from specmill.sampling_section import sampling_section, marked
 
 
 def outcome(p_value: float, length: float | None = 1.5) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def test_only_a_method_that_failed_is_marked() -> None:
 
 
 def test_the_table_has_a_line_per_row_and_a_reason_for_each_that_did_not_pass() -> None:
-    lines = losslessness_section(SAMPLING)
+    lines = sampling_section(SAMPLING)
     assert [line for line in lines if line.startswith("| ")][2:] == [
         "| none | yes | 0.31 | 8192 | - |",
         "| ngram | yes | 0.8 | 8192 | 1.50 |",
@@ -44,5 +44,5 @@ def test_the_table_has_a_line_per_row_and_a_reason_for_each_that_did_not_pass() 
 
 
 def test_without_any_result_there_is_no_section() -> None:
-    assert losslessness_section({}) == []
+    assert sampling_section({}) == []
     assert marked("ngram", {}) == "ngram"

@@ -1,4 +1,4 @@
-"""What the comparison says of sampling: a mark on each wrong method, and the evidence.
+"""What the comparison says of sampling at temperature 1: the evidence, and what failed.
 
 Pure functions of reports/sampling/NAME.json, by row.
 """
@@ -8,13 +8,7 @@ from typing import Any
 Sampling = dict[str, dict[str, Any]]
 
 
-def marked(name: str, sampling: Sampling) -> str:
-    """A row's name as tables show it: with a mark when its method is not lossless."""
-    wrong = sampling.get(name, {}).get("lossless") is False
-    return f"{name} (**not lossless**)" if wrong else name
-
-
-def losslessness_section(sampling: Sampling) -> list[str]:
+def sampling_section(sampling: Sampling) -> list[str]:
     """Markdown: a table of what was tested, then a line per row that failed or was not tested."""
     if not sampling:
         return []
