@@ -123,7 +123,8 @@ def not_served(reason: DoesNotFit, k: int, bench: Bench) -> dict[str, Any]:
         "num_speculative_tokens": k,
         "not_served": str(reason),
         "rows": [
-            dict(zip(PLACE, (k, *load, context, ALL), strict=True))
+            # DVC plots a list only when its rows have the field
+            dict(zip(PLACE, (k, *load, context, ALL), strict=True)) | {"output_tokens_per_s": None}
             for load in loads
             for context in bench.context
         ],

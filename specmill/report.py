@@ -59,7 +59,9 @@ def comparison(results: Results, hardware: dict[str, Any], verifier: dict[str, A
         lines += [f"## {load_sentence(rows[0][1]).capitalize()}", "", *speed_table(rows), ""]
         lines += _drift_lines(served(results), load)
         lines += [*latency_table(rows), *prompt_type_table(rows)]
-    sampling = {name: result["sampling"] for name, result in results.items() if "sampling" in result}
+    sampling = {
+        name: result["sampling"] for name, result in results.items() if "sampling" in result
+    }
     lines += [*fidelity_section(results), *sampling_section(sampling)]
     lines += [*heads_section(results), *engine_table(results)]
     return "\n".join([*lines, *notes(served(results))]).rstrip() + "\n"

@@ -1,6 +1,6 @@
 from typing import Any
 
-from specmill.sampling_section import sampling_section, marked
+from specmill.sampling_section import marked, sampling_section
 
 
 def outcome(p_value: float, length: float | None = 1.5) -> dict[str, Any]:
