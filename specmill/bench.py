@@ -11,6 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from specmill.cells import measure_cell
+from specmill.client import Client
 from specmill.fleet import Fleet
 from specmill.lossless import find_divergences
 from specmill.pairs import pair_up
@@ -76,17 +77,14 @@ def _measure_unit(
     fleet.keep(phase if beside else [run for run, _ in unit])
     if beside:  # both are up before either is measured
         for run in phase:
-            fleet.client(run)
-    records = []
-    for run, cell in unit:
-        name, client = fleet.client(run)
-        records.append(asyncio.run(_with(client, run, cell, name, beside, bench.max_tokens)))
-    return records
+            fleet.server(run)
 
+    async def measure_one(run: Run, cell: Cell) -> dict[str, Any]:
+        name, server = fleet.server(run)
+        async with Client(server, fleet.timeout_s) as client:
+            return await measure_cell(client, run, cell, name, beside, bench.max_tokens)
 
-async def _with(client: Any, *arguments: Any) -> dict[str, Any]:
-    async with client:
-        return await measure_cell(client, *arguments)
+    return [asyncio.run(measure_one(run, cell)) for run, cell in unit]
 
 
 def precise_enough(cells: list[dict[str, Any]], bench: Bench) -> bool:
@@ -107,11 +105,12 @@ def _compare(
     fleet.keep([reference])
     sent = {(cell.round, cell.number): cell for cells in rounds for cell in cells}
 
+    _, server = fleet.server(reference)
+
     async def compare() -> list[dict[str, Any]]:
-        async with client:
+        async with Client(server, fleet.timeout_s) as client:
             return await find_divergences(pair_up(measured), sent, client)
 
-    _, client = fleet.client(reference)
     return asyncio.run(compare())
 
 

@@ -143,8 +143,8 @@ class Client:
             "return_tokens_as_token_ids": True,
         }
         with _named_failures():
-            reply = await self._http.post("/v1/completions", json=body)
-        data = _checked(reply.status_code, reply.content)
+            async with self._http.post(f"{self._url}/v1/completions", json=body) as reply:
+                data = _checked(reply.status, await reply.read())
         (likely,) = data["choices"][0]["logprobs"]["top_logprobs"]
         return {int(name.removeprefix("token_id:")): value for name, value in likely.items()}
 

@@ -66,7 +66,7 @@ class Fleet:
         self._start = start
         self._warmup = warmup
         self._bench = bench
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self.facts = dict(servers)
         """How each engine ran, by name, those of earlier executions included."""
         self._up: dict[str, tuple[str, Server, ExitStack]] = {}
@@ -83,8 +83,8 @@ class Fleet:
             _, _, stack = self._up.pop(label)
             stack.close()
 
-    def client(self, run: Run) -> tuple[str, Client]:
-        """Name and a client of a run's server, which is started and warmed up when it is not up.
+    def server(self, run: Run) -> tuple[str, Server]:
+        """Name and address of a run's server, which is started and warmed up when it is not up.
 
         It has the machine alone: the engines of the others are paused.
 
@@ -99,7 +99,7 @@ class Fleet:
         else:
             self._up[run.label] = self._started(run)
         name, server, _ = self._up[run.label]
-        return name, Client(server, self._timeout_s)
+        return name, server
 
     def _started(self, run: Run) -> tuple[str, Server, ExitStack]:
         number = sum(name.startswith(f"{run.label}_") for name in self.facts)
@@ -119,7 +119,7 @@ class Fleet:
             return name, server, stack.pop_all()
 
     async def _warm(self, server: Server) -> dict[str, int]:
-        async with Client(server, self._timeout_s) as client:
+        async with Client(server, self.timeout_s) as client:
             return await warm_up(
                 client, self._warmup, self._bench.concurrency, self._bench.max_tokens
             )

@@ -21,7 +21,7 @@ the smallest is Holm's smallest too).
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import chi2  # type: ignore[import-untyped]
+from scipy.stats import chi2
 
 SIGNIFICANCE = 1e-3
 """Chance that a right sampler is called wrong, over all tests together."""
