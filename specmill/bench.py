@@ -11,7 +11,6 @@ from typing import Any
 from tqdm import tqdm
 
 from specmill.cells import measure_cell
-from specmill.client import Client
 from specmill.fleet import Fleet
 from specmill.lossless import find_divergences
 from specmill.pairs import pair_up
@@ -79,12 +78,12 @@ def _measure_unit(
         for run in phase:
             fleet.server(run)
 
-    async def measure_one(run: Run, cell: Cell) -> dict[str, Any]:
+    records = []
+    for run, cell in unit:
         name, server = fleet.server(run)
-        async with Client(server, fleet.timeout_s) as client:
-            return await measure_cell(client, run, cell, name, beside, bench.max_tokens)
-
-    return [asyncio.run(measure_one(run, cell)) for run, cell in unit]
+        measuring = measure_cell(server, fleet.timeout_s, run, cell, name, beside, bench.max_tokens)
+        records.append(asyncio.run(measuring))
+    return records
 
 
 def precise_enough(cells: list[dict[str, Any]], bench: Bench) -> bool:
@@ -107,11 +106,7 @@ def _compare(
 
     _, server = fleet.server(reference)
 
-    async def compare() -> list[dict[str, Any]]:
-        async with Client(server, fleet.timeout_s) as client:
-            return await find_divergences(pair_up(measured), sent, client)
-
-    return asyncio.run(compare())
+    return asyncio.run(find_divergences(pair_up(measured), sent, server, fleet.timeout_s))
 
 
 def not_served(reason: DoesNotFit, k: int, bench: Bench) -> dict[str, Any]:

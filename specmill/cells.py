@@ -15,6 +15,7 @@ from specmill.acceptance import subtract
 from specmill.arrivals import run_open_loop
 from specmill.client import Client, TimedAnswer, run_closed_loop
 from specmill.plan import Cell, Load, Run
+from specmill.server import Server
 
 EXECUTION = secrets.token_hex(4)
 """Tells this execution of a stage from an earlier one whose cells it goes on from."""
@@ -24,7 +25,13 @@ _MOST_WAVES = 6
 
 
 async def measure_cell(
-    client: Client, run: Run, cell: Cell, server: str, side_by_side: bool, max_tokens: int
+    server: Server,
+    timeout_s: float,
+    run: Run,
+    cell: Cell,
+    name: str,
+    side_by_side: bool,
+    max_tokens: int,
 ) -> dict[str, Any]:
     """Answer a cell's prompts greedily and record it.
 
@@ -37,9 +44,10 @@ async def measure_cell(
         "cache_salt": f"{EXECUTION}-{run.phase}-{cell.round}-{cell.number}",
     }
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    before = await client.counters()
-    answers = await _answer(client, cell, sampling)
-    counts = subtract(await client.counters(), before)
+    async with Client(server, timeout_s) as client:
+        before = await client.counters()
+        answers = await _answer(client, cell, sampling)
+        counts = subtract(await client.counters(), before)
     start = min(answer.sent_at for answer in answers)
     return {
         "role": run.role,
@@ -51,7 +59,7 @@ async def measure_cell(
         "rate": cell.load.rate,
         "context": cell.context,
         "category": cell.category,
-        "server": server,
+        "server": name,
         "side_by_side": side_by_side,
         "fresh_prompts": cell.fresh,
         "execution": EXECUTION,

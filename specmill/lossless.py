@@ -10,12 +10,12 @@ to the reference server: how far apart does it find the two tokens there?
                                 | method's token        gap = log p(reference's) - log p(method's)
 """
 
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from specmill.client import Client
 from specmill.pairs import Pair
 from specmill.plan import Cell
+from specmill.server import Server
 
 ROUNDING = 0.5
 """Log probabilities that rounding can exchange, nats: four units in the last place of a bf16 logit
@@ -24,73 +24,56 @@ between 16 and 32 (8 bits of significand: 2**-3 each)."""
 _TOP = 20
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """Where a method's answer left the reference's."""
-
-    k: int
-    concurrency: int | None
-    rate: float | None
-    context: int
-    category: str
-    sample_key: str
-    position: int
-    """First output token that differs, from 0."""
-    reference_id: int | None
-    """None where this answer had ended."""
-    method_id: int | None
-    gap: float | None
-    """Nats by which the reference server prefers its own token; None when the method's is not among
-    the likeliest 20, or when one answer had ended."""
-
-    @property
-    def is_rounding(self) -> bool:
-        """Whether the two tokens are so close that rounding decides."""
-        return self.gap is not None and abs(self.gap) <= ROUNDING
-
-
 async def find_divergences(
-    pairs: list[Pair], cells: dict[tuple[int, int], Cell], client: Client
+    pairs: list[Pair], cells: dict[tuple[int, int], Cell], server: Server, timeout_s: float
 ) -> list[dict[str, Any]]:
-    """First divergence of every answer that is not the reference's, with its gap.
+    """First divergence of every answer that is not the reference's.
 
     Args:
         pairs: Measured cells.
         cells: What was sent, by round and number.
-        client: Of a reference server.
+        server: A reference.
+        timeout_s: Of one request.
 
     Returns:
-        `Divergence` as dictionaries.
+        `k` (0 without speculation), `concurrency`, `rate`, `context`, `category`, `sample_key`;
+        `position`, the first output token that differs, from 0; `reference_id` and `method_id`
+        there, None where that answer had ended; and `gap`, the nats by which the reference prefers
+        its own token: None when an answer had ended or the method's token is not among the
+        likeliest 20.
     """
     found = []
-    for pair in pairs:
-        sent = cells[pair.method["round"], pair.method["number"]].ids
-        for prompt, (theirs, ours) in zip(sent, pair.outputs(), strict=True):
-            position = first_difference(theirs["output_ids"], ours["output_ids"])
-            if position is None:
-                continue
-            expected, given = (_at(answer["output_ids"], position) for answer in (theirs, ours))
-            gap = None
-            if expected is not None and given is not None:
+    async with Client(server, timeout_s) as client:
+        for pair in pairs:
+            sent = cells[pair.method["round"], pair.method["number"]].ids
+            for prompt, (theirs, ours) in zip(sent, pair.outputs(), strict=True):
+                position = first_difference(theirs["output_ids"], ours["output_ids"])
+                if position is None:
+                    continue
+                tokens = [_at(answer["output_ids"], position) for answer in (theirs, ours)]
                 shared = prompt + ours["output_ids"][:position]
-                gap = _gap(await client.top_logprobs(shared, _TOP), expected, given)
-            found.append(
-                asdict(
-                    Divergence(
-                        k=pair.method["k"] or 0,
-                        **{n: pair.method[n] for n in _PLACE},
-                        sample_key=ours["sample_key"],
-                        position=position,
-                        reference_id=expected,
-                        method_id=given,
-                        gap=gap,
-                    )
+                likely = await client.top_logprobs(shared, _TOP)
+                place = {name: pair.method[name] for name in _PLACE}
+                found.append(
+                    {
+                        "k": pair.method["k"] or 0,
+                        **place,
+                        "sample_key": ours["sample_key"],
+                        "position": position,
+                        "reference_id": tokens[0],
+                        "method_id": tokens[1],
+                        "gap": _gap(likely, *tokens),
+                    }
                 )
-            )
     return found
 
 
 _PLACE = ("concurrency", "rate", "context", "category")
+
+
+def is_rounding(divergence: dict[str, Any]) -> bool:
+    """Whether the two tokens are so close that rounding decides."""
+    return divergence["gap"] is not None and abs(divergence["gap"]) <= ROUNDING
 
 
 def first_difference(left: list[int], right: list[int]) -> int | None:
@@ -108,7 +91,7 @@ def _at(ids: list[int], position: int) -> int | None:
     return ids[position] if position < len(ids) else None
 
 
-def _gap(likely: dict[int, float], reference_id: int, method_id: int) -> float | None:
+def _gap(likely: dict[int, float], reference_id: int | None, method_id: int | None) -> float | None:
     if reference_id not in likely or method_id not in likely:
         return None
     return round(likely[reference_id] - likely[method_id], 4)

@@ -5,7 +5,7 @@ from typing import Any
 from specmill.acceptance import acceptance, add, conditional, draft_coverage
 from specmill.intervals import paired_ratio
 from specmill.latency import goodput, latency
-from specmill.lossless import ROUNDING
+from specmill.lossless import is_rounding
 from specmill.pairs import Pair, drift, pair_up, throughput
 from specmill.params_bench import Bench
 from specmill.recording import Recording
@@ -129,7 +129,7 @@ def _outputs(pairs: list[Pair], divergences: list[dict[str, Any]]) -> dict[str, 
     """How far the answers are the reference's; `None` positions where all are."""
     answers = [theirs["output_ids"] == ours["output_ids"]
                for pair in pairs for theirs, ours in pair.outputs()]  # fmt: skip
-    beyond = [one for one in divergences if one["gap"] is None or abs(one["gap"]) > ROUNDING]
+    beyond = [one for one in divergences if not is_rounding(one)]
     return {
         "identical_outputs": sum(answers) / len(answers),
         "first_divergence": min((one["position"] for one in divergences), default=None),
