@@ -61,8 +61,8 @@ def _line(name: str, k: int, rows: list[Row], loads: list[str]) -> str:
 
 def _sentences(results: Results) -> list[str]:
     found = [
-        f"- **{name} is not lossless**: {wrong} greedy answers left the baseline's at a token that "
-        "it does not find nearly as likely as its own."
+        f"- **{name} is not lossless**: in {wrong} of its greedy answers the first other token is "
+        "not nearly as likely to the baseline as the baseline's own."
         for name in results
         if (wrong := num_wrong(name, results))
     ]

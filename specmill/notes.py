@@ -157,7 +157,9 @@ def _about_measuring(results: Results) -> list[str]:
     ]
     if waited:
         found.append(f"Waited for other work on this machine to end: {', '.join(waited)}.")
-    partly = _with_row(results, lambda row: (row.get("draft_coverage") or 1.0) < 0.95)
+    partly = _with_row(
+        results, lambda row: row.get("draft_coverage") is not None and row["draft_coverage"] < 0.95
+    )
     if partly:
         found.append(
             f"{', '.join(partly)}: no draft in some steps, which acceptance length leaves out; "

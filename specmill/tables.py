@@ -1,6 +1,6 @@
 """Tables of the comparison; pure functions of the benches' rows.
 
-A row has an interval, or there is a reason: a method that is not served has coordinates only, a row
+A row has an interval, or there is a reason: a method that is not served has no figures, a row
 that another tool measured was measured once, and few pairs have none.
 """
 
@@ -94,8 +94,8 @@ def prompt_type_table(rows: Named) -> list[str]:
 
 
 def is_served(row: Row) -> bool:
-    """False for a row of coordinates only."""
-    return "output_tokens_per_s" in row
+    """False for a row of a method that is not served, which has no figures."""
+    return "speedup" in row
 
 
 def _cell(row: Row) -> str:
