@@ -6,7 +6,7 @@ it was served (specmill/inspection.py).
 
 from typing import Any
 
-from specmill.rows import Results, headline_rows
+from specmill.rows import Results, headline_rows, load_order
 from specmill.samples import ALL
 
 _SOUND = 0.7
@@ -41,9 +41,9 @@ def heads_section(results: Results) -> list[str]:
 
 
 def causes(name: str, result: dict[str, Any]) -> list[str]:
-    """Why a row is missing, or what is likely wrong with its head; nothing about a sound one."""
+    """What is likely wrong with a row's head; nothing about a sound one, or one not served."""
     if "not_served" in result:
-        return [f"**{name} is not served**: {result['not_served']}"]
+        return []
     head = result["head"]
     found = [f"**{name}**: {sentence}" for sentence in (head.get("findings") or {}).values()]
     offline, served = head.get("offline_acceptance_pos_0"), served_at_0(result)
@@ -57,10 +57,9 @@ def causes(name: str, result: dict[str, Any]) -> list[str]:
 
 
 def served_at_0(result: dict[str, Any]) -> float | None:
-    """Acceptance at position 0, headline K, all prompt types, at the lowest concurrency."""
+    """Acceptance at position 0, headline K, all prompt types, at the lowest load."""
     rows = [row for row in headline_rows(result) if row["category"] == ALL]
-    lowest = min(rows, key=lambda row: (row["concurrency"] or float("inf"), row["context"]))
-    rate = lowest.get("acceptance_rate_pos_0")
+    rate = min(rows, key=load_order).get("acceptance_rate_pos_0")
     return None if rate is None else float(rate)
 
 

@@ -1,4 +1,4 @@
-"""What `make repro` prints last: the comparison and where everything is.
+"""What `make repro` prints last: the answer and where everything is.
 
 Run      python -m specmill.epilogue
 """
@@ -9,9 +9,10 @@ import sys
 from specmill import paths
 
 WHERE = """
-Table            reports/comparison.md
+Tables           reports/comparison.md
 Figures          reports/bench/NAME.json, reports/summary.json    (dvc metrics show)
-Acceptance       reports/acceptance.svg                           (dvc plots show)
+Pictures         reports/speedup_by_load.svg and others           (dvc plots show)
+Every request    data/bench/NAME/requests.parquet
 Head             models/eagle3
 MLflow runs      mlflow.db                                        (mlflow ui)
 Server logs      logs/
@@ -22,13 +23,13 @@ Then, say:       dvc exp run -S spec.tokens=2
 
 
 def main() -> None:
-    """Print the table and the places."""
+    """Print the answer, which is what stands above the first section, and the places."""
     argparse.ArgumentParser(
         prog="python -m specmill.epilogue",
-        description="Print reports/comparison.md and where everything is.",
+        description="Print the head of reports/comparison.md and where everything is.",
     ).parse_args()
-    table = (paths.REPORTS / "comparison.md").read_text()
-    sys.stdout.write(f"\n{table}\n{WHERE.lstrip()}")
+    answer = (paths.REPORTS / "comparison.md").read_text().partition("\n## ")[0]
+    sys.stdout.write(f"\n{answer}\n{WHERE.lstrip()}")
 
 
 if __name__ == "__main__":

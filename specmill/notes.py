@@ -1,12 +1,16 @@
 """What a reader must know about the rows: fallbacks, reused prompts, busy machines, quirks."""
 
+from collections.abc import Callable
 from typing import Any
 
-from specmill.rows import Results, load_name
+from specmill.rows import Results, Row, load_label
+from specmill.samples import ALL
+from specmill.surface import NO_DIFFERENCE
+from specmill.tables import percent
 
 
 def engine_table(results: Results) -> list[str]:
-    """Markdown: how every method's engine ran, beside its reference's where they differ."""
+    """Markdown: how every method's engines ran; those that ran alike share a line."""
     lines = [
         "## Engines",
         "",
@@ -15,58 +19,121 @@ def engine_table(results: Results) -> list[str]:
         "| --- | --- | --- | --- | --- | --- | --- | ---: | ---: |",
     ]
     for name, result in results.items():
-        for server, facts in (result["engine"] or {}).items():
-            scheduling = {True: "async", False: "**sync**", None: "-"}[facts["async_scheduling"]]
-            cores = len(facts["bound_cores"] or [])
-            lines.append(
-                f"| {name} | {server} | {_fallback(facts['model_runner'], 'V1')} | {scheduling} | "
-                f"{facts['attention_backend'] or '-'} | "
-                f"{_fallback(facts['cudagraph_mode'], 'PIECEWISE')} | "
-                f"{'**eager**' if facts['enforce_eager'] == 'True' else facts['compilation_mode']} "
-                f"| {cores or '-'} | {facts['startup_s']:.0f} |"
-            )
+        alike: dict[str, list[str]] = {}
+        for server, facts in result["engine"].items():
+            alike.setdefault(_how_it_ran(facts), []).append(server)
+        for how, servers in alike.items():
+            labels = ", ".join(dict.fromkeys(map(_engine_label, servers)))
+            starts = [f"{result['engine'][server]['startup_s']:.0f}" for server in servers]
+            span = "-".join(dict.fromkeys([min(starts, key=int), max(starts, key=int)]))
+            lines.append(f"| {name} | {labels} | {how} | {span} |")
     return [*lines, ""] if len(lines) > 4 else []
 
 
-def _fallback(value: str | None, fallback: str) -> str:
-    """What an engine may fall back to in silence stands out."""
-    return "-" if value is None else f"**{value}**" if value == fallback else value
+def _how_it_ran(facts: dict[str, Any]) -> str:
+    scheduling = {True: "async", False: "**sync**", None: "-"}[facts["async_scheduling"]]
+    eager = facts["enforce_eager"] == "True"
+    cells = [
+        facts["model_runner"],
+        scheduling,
+        facts["attention_backend"],
+        facts["cudagraph_mode"],
+        "**eager**" if eager else facts["compilation_mode"],
+        len(facts["bound_cores"] or []) or None,
+    ]
+    return " | ".join("-" if cell is None else str(cell) for cell in cells)
+
+
+def _engine_label(server: str) -> str:
+    """`reference_k0_1` and `method_k3_0` as the tables say it."""
+    role, k, _ = server.split("_")
+    return "baseline" if role == "reference" else f"K={k.removeprefix('k')}"
 
 
 def notes(results: Results) -> list[str]:
     """Markdown list items."""
-    found = [*_about_engines(results), *_about_measuring(results), *_impossible(results)]
-    return [f"- {note}" for note in found]
+    found = [
+        *(
+            f"**{name} is not served**: {result['not_served']}"
+            for name, result in results.items()
+            if "not_served" in result
+        ),
+        *_same_server_twice(results),
+        *_impossible(results),
+        *_about_engines(results),
+        *_about_measuring(results),
+        *_elsewhere(results),
+    ]
+    return [f"- {note}" for note in found] + ([""] if found else [])
 
 
-def _about_engines(results: Results) -> list[str]:
+def _same_server_twice(results: Results) -> list[str]:
+    rows = results["none"]["rows"] if "none" in results else []
+    return [
+        f"**`none` is not equal to itself at {load_label(row)}**: {percent(row['speedup'])} "
+        f"({percent(row['speedup_low'])} to {percent(row['speedup_high'])}) between two equal "
+        "servers; changes of that size mean nothing there."
+        for row in rows
+        if row["category"] == ALL
+        and row["speedup_low"] is not None
+        and row["verdict"] != NO_DIFFERENCE
+    ]
+
+
+def _impossible(results: Results) -> list[str]:
+    """Rows that are faster than accepted tokens allow: something else slowed their baseline.
+
+    A verification step costs at least a step without speculation and emits on average
+    acceptance_length tokens: no speed-up is larger, a tenth of noise apart. Where requests arrive
+    at a rate there is no such bound: a faster server has shorter queues too.
+    """
     found = []
-    eager = _those(results, lambda _, facts: facts["enforce_eager"] == "True")
-    if eager:
-        found.append(f"Served **uncompiled (eager)**, for tests only: {', '.join(eager)}.")
-    for name in _those(
-        results, lambda server, facts: server.startswith("method") and not facts["async_scheduling"]
-    ):
-        if name != "none" and results[name]["engine"]:
-            found.append(f"{name}: vLLM turned asynchronous scheduling off, part of its cost.")
-    for name, result in results.items():
-        runners = sorted(
-            {str(facts["model_runner"]) for facts in (result["engine"] or {}).values()}
-        )
-        if len(runners) > 1:
+    for name, result in _measured_here(results).items():
+        rows = [
+            row
+            for row in result["rows"]
+            if row["rate"] is None
+            and row.get("acceptance_length") is not None
+            and (row.get("speedup") or 0) > 1.1 * row["acceptance_length"]
+        ]
+        if rows:
+            places = ", ".join(
+                f"{row['category']} at {load_label(row)}, K={row['num_speculative_tokens']}"
+                for row in rows[:4]
+            )
             found.append(
-                f"{name}: the method and its baseline ran on different model runners "
-                f"({', '.join(runners)}), part of the change."
+                f"**{name} is faster than its acceptance length allows** ({places}"
+                f"{f' and {len(rows) - 4} more' if len(rows) > 4 else ''}): something else kept "
+                f"the machine busy during the baseline. `dvc repro -f -s bench@{name}` measures "
+                "again."
             )
     return found
 
 
-def _those(results: Results, condition: Any) -> list[str]:
-    return sorted(
+def _about_engines(results: Results) -> list[str]:
+    found = []
+    eager = [
         name
         for name, result in results.items()
-        if any(condition(server, facts) for server, facts in (result["engine"] or {}).items())
-    )
+        if any(facts["enforce_eager"] == "True" for facts in result["engine"].values())
+    ]
+    if eager:
+        found.append(f"Served **uncompiled (eager)**, for tests only: {', '.join(eager)}.")
+    for name, result in results.items():
+        ours, theirs = (_ran(result, role, "async_scheduling") for role in ("method", "reference"))
+        if False in ours - theirs:
+            found.append(f"{name}: vLLM turned asynchronous scheduling off, part of its cost.")
+        if len(runners := _ran(result, "", "model_runner")) > 1:
+            found.append(
+                f"{name}: the method and its baseline ran on different model runners "
+                f"({', '.join(sorted(map(str, runners)))}), part of the change."
+            )
+    return found
+
+
+def _ran(result: dict[str, Any], role: str, fact: str) -> set[Any]:
+    """Values of a fact over the engines of a role; of all with an empty one."""
+    return {facts[fact] for name, facts in result["engine"].items() if name.startswith(role)}
 
 
 def _about_measuring(results: Results) -> list[str]:
@@ -85,12 +152,14 @@ def _about_measuring(results: Results) -> list[str]:
         )
     waited = [
         f"{name} {result['provenance']['waited_s']:.0f} s"
-        for name, result in results.items()
-        if result.get("provenance", {}).get("waited_s", 0) >= 1
+        for name, result in _measured_here(results).items()
+        if result["provenance"]["waited_s"] >= 1
     ]
     if waited:
         found.append(f"Waited for other work on this machine to end: {', '.join(waited)}.")
-    partly = _with_row(results, lambda row: (row.get("draft_coverage") or 1.0) < 0.95)
+    partly = _with_row(
+        results, lambda row: row.get("draft_coverage") is not None and row["draft_coverage"] < 0.95
+    )
     if partly:
         found.append(
             f"{', '.join(partly)}: no draft in some steps, which acceptance length leaves out; "
@@ -99,34 +168,28 @@ def _about_measuring(results: Results) -> list[str]:
     return found
 
 
-def _with_row(results: Results, condition: Any) -> list[str]:
-    return sorted(
-        name for name, result in results.items() if any(condition(row) for row in result["rows"])
-    )
+def _with_row(results: Results, condition: Callable[[Row], bool]) -> list[str]:
+    return [name for name, result in results.items() if any(map(condition, result["rows"]))]
 
 
-def _impossible(results: Results) -> list[str]:
-    """Rows that are faster than accepted tokens allow: something else slowed their reference.
+def _measured_here(results: Results) -> Results:
+    return {name: result for name, result in results.items() if "source" not in result}
 
-    A verification step costs at least a step without speculation and emits on average
-    acceptance_length tokens: no speed-up is larger, a tenth of noise apart.
-    """
+
+def _elsewhere(results: Results) -> list[str]:
+    """Rows of other tools: that they are, and what the tool's file says against them."""
     found = []
     for name, result in results.items():
-        rows = [
-            row
-            for row in result["rows"]
-            if row.get("acceptance_length") is not None
-            and (row.get("speedup") or 0) > 1.1 * row["acceptance_length"]
-        ]
-        if rows:
-            places = ", ".join(
-                f"{row['category']} at {load_name(row)} (K={row['num_speculative_tokens']})"
-                for row in rows[:4]
-            )
+        if "source" in result:
+            source = result["source"]
+            remarks = [
+                f" At {load_label(row)}: {row['remarks']}."
+                for row in result["rows"]
+                if row["remarks"]
+            ]
+            beside = "one run against another" if source["reference"] else "without a baseline"
             found.append(
-                f"**{name}: {len(rows)} rows are faster than their acceptance length allows** "
-                f"({places}{', ...' if len(rows) > 4 else ''}): something else kept the machine "
-                f"busy during the baseline. `dvc repro -f -s bench@{name}` measures again."
+                f"{name} was not measured here: {source['file']} of {source['tool']}, "
+                f"{source['measured_at']}, model {source['model']}; {beside}.{''.join(remarks)}"
             )
     return found

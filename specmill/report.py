@@ -3,12 +3,19 @@
 from typing import Any
 
 from specmill.causes import heads_section
-from specmill.fidelity import faults, fidelity_section
+from specmill.fidelity import fidelity_section, is_lossless
 from specmill.notes import engine_table, notes
-from specmill.rows import Results, Row, headline_rows, load_name, load_sentence
+from specmill.rows import Results, headline_rows, load_label, load_name, load_order, load_sentence
 from specmill.samples import ALL
 from specmill.sampling_section import sampling_section
-from specmill.tables import latency_table, percent, prompt_type_table, speed_table
+from specmill.tables import (
+    Named,
+    latency_table,
+    overview_table,
+    percent,
+    prompt_type_table,
+    speed_table,
+)
 
 
 def summary_metrics(results: Results) -> dict[str, Any]:
@@ -35,72 +42,88 @@ def served(results: Results) -> Results:
 
 
 def comparison(results: Results, hardware: dict[str, Any], verifier: dict[str, Any]) -> str:
-    """The comparison as Markdown: a block per load and context, then what stands behind it."""
+    """The comparison as Markdown: the answer on top, a block per load, what stands behind it."""
     machine = ", ".join(gpu["name"] for gpu in hardware["gpus"]) or (
         f"{hardware['cpu_model']}, {hardware['num_usable_cores']} cores"
     )
-    lines = [
-        "# Does speculation pay?",
-        "",
-        f"{verifier['name']} on {machine}, vLLM {hardware['versions']['vllm']}; greedy. Output "
-        "tokens per second of all requests together. The baseline of each row is the same server "
-        "without speculation, measured in the same stage on the same prompts. Change is the "
-        "median over pairs of cells that both answered, with its 95% bootstrap interval; the row "
-        "of `none` compares two equal servers, and its interval is what this bench can tell apart.",
-        "",
+    rows = [
+        (name if is_lossless(name, results) else f"{name} (**not lossless**)", row)
+        for name, result in results.items()
+        for row in result["rows"]
     ]
-    for load in _loads(results):
-        rows = [
-            (_shown_as(name, result), row)
-            for name, result in results.items()
-            for row in result["rows"]
-            if load_name(row) == load
-        ]
-        lines += [f"## {load_sentence(rows[0][1]).capitalize()}", "", *speed_table(rows), ""]
-        lines += _drift_lines(served(results), load)
-        lines += [*latency_table(rows), *prompt_type_table(rows)]
     sampling = {
         name: result["sampling"] for name, result in results.items() if "sampling" in result
     }
-    lines += [*fidelity_section(results), *sampling_section(sampling)]
-    lines += [*heads_section(results), *engine_table(results)]
-    return "\n".join([*lines, *notes(served(results))]).rstrip() + "\n"
+    lines = [
+        "# Does speculation pay?",
+        "",
+        f"{verifier['name']} on {machine}, vLLM {hardware['versions']['vllm']}; greedy.",
+        "",
+        *_OVERVIEW,
+        "",
+        *overview_table(rows),
+        "",
+        *notes(results),
+        *_READING,
+        "",
+        *_load_blocks(rows, results),
+        *fidelity_section(results),
+        *sampling_section(sampling),
+        *heads_section(results),
+        *engine_table(results),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def _shown_as(name: str, result: dict[str, Any]) -> str:
-    """A method that is not lossless says so wherever it stands."""
-    return f"{name} (**not lossless**)" if faults(result) else name
+_OVERVIEW = """\
+Change of speed against the same server without speculation, over all prompt types. **Bold**: faster
+or slower, its 95% interval lies on that side. In brackets: no difference shown. Plain: no interval.
+`8 in flight +512` is 8 requests in flight, each prompt with 512 tokens of context before it, and
+`2.5/s` a rate at which they arrive. `none` is compared with itself.""".splitlines()
+
+_READING = """\
+## How to read the tables
+
+- The *baseline* of a row was served in the same stage, with the same flags, and answered the same
+  prompts: with both servers up, cell by cell (`bench.reference: beside`), or in turns (`bracket`),
+  when the interval is widened by what baselines drifted from round to round.
+- *Change* is the median over pairs: one cell of prompts, answered by both, as a ratio of output
+  tokens per second; so it is not the ratio of the two columns before it, which are totals. Its
+  interval is a bootstrap over pairs. Of 20 intervals of equal servers about one misses +0%.
+- Where requests arrive at a rate, that rate decides how many tokens a second there are. There a
+  pair is a request, and change is of the speed of its answer, waiting included.
+- *Acceptance length* is tokens per verification step with a draft, bonus token included; *drafted
+  steps* is the share of steps that had one; *tokens/step* is over all steps.
+- Times are the median / 90th / 99th percentile, of requests or of the time between two chunks; the
+  99th of a hundred requests or fewer is about their slowest. *Per token* is after the first one.
+  *Goodput* counts the requests within `bench.max_ttft_ms` and `bench.max_itl_ms`.""".splitlines()
 
 
-def _loads(results: Results) -> list[str]:
-    """Names of all loads: requests in flight rising, then rates, each with its contexts."""
-    rows = [row for result in results.values() for row in result["rows"]]
-    rows.sort(key=_load_order)
-    return list(dict.fromkeys(load_name(row) for row in rows))
-
-
-def _load_order(row: Row) -> tuple[float, float, int]:
-    return (row["concurrency"] or float("inf"), row["rate"] or 0.0, row["context"])
+def _load_blocks(rows: Named, results: Results) -> list[str]:
+    lines = []
+    loads = {load_label(row): row for _, row in rows}
+    for load, place in sorted(loads.items(), key=lambda item: load_order(item[1])):
+        of_load = [(method, row) for method, row in rows if load_label(row) == load]
+        lines += [f"## {load_sentence(place)}", ""]
+        lines += [*speed_table(of_load), *_drift_lines(served(results), load)]
+        lines += [*latency_table(of_load), *prompt_type_table(of_load)]
+    return lines
 
 
 def _drift_lines(results: Results, load: str) -> list[str]:
-    """How far each method's reference lies from the `none` measured in its own stage."""
-    at = {
-        name: row
+    """How far each method's baseline lies from that of `none`, in percent."""
+    baselines = {
+        name: row["reference_tokens_per_s"]
         for name, result in results.items()
         for row in headline_rows(result)
-        if load_name(row) == load and row["category"] == ALL and row.get("reference_tokens_per_s")
+        if load_label(row) == load and row["category"] == ALL and "source" not in result
     }
-    if "none" not in at:
+    none = baselines.pop("none", None)
+    if none is None or not baselines:
         return []
-    none = at["none"]["output_tokens_per_s"]
-    drifts = [
-        f"{name} {percent(row['reference_tokens_per_s'] / none)}"
-        for name, row in at.items()
-        if name != "none"
-    ]
+    drifts = [f"{name} {percent(speed / none)}" for name, speed in baselines.items()]
     return [
-        f"`none` in its own stage: {none:.1f} tok/s. Drift of each method's baseline from it: "
-        f"{', '.join(drifts) or 'no other method'}.",
+        f"Drift of the baselines from that of `none`, measured at another time: "
+        f"{', '.join(drifts)}. Compare changes between methods, not tokens per second.",
         "",
     ]

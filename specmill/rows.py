@@ -17,13 +17,24 @@ def load_name(row: Row) -> str:
     return load + (f"_ctx{row['context']}" if row["context"] else "")
 
 
+def load_label(row: Row) -> str:
+    """The same for people: `8 in flight`, `8 in flight +1024`, `2.5/s`."""
+    load = f"{row['rate']:g}/s" if row["concurrency"] is None else f"{row['concurrency']} in flight"
+    return load + (f" +{row['context']}" if row["context"] else "")
+
+
 def load_sentence(row: Row) -> str:
     """The same in words, for headings."""
-    if row["concurrency"] is None:
-        load = f"{row['rate']:g} requests a second arriving"
-    else:
-        load = f"{row['concurrency']} request{'s' if row['concurrency'] > 1 else ''} in flight"
+    count = f"{row['rate']:g}" if row["concurrency"] is None else str(row["concurrency"])
+    load = f"{count} request{'' if count == '1' else 's'} "
+    load += "per second" if row["concurrency"] is None else "in flight"
     return load + (f", {row['context']} tokens of context" if row["context"] else "")
+
+
+def load_order(row: Row) -> tuple[bool, int, float]:
+    """To sort loads by: those in flight first, then by context, then by requests."""
+    requests = row["concurrency"] if row["rate"] is None else row["rate"]
+    return row["rate"] is not None, row["context"], requests
 
 
 def headline_rows(result: dict[str, Any]) -> list[Row]:

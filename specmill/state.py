@@ -35,13 +35,13 @@ FOREACH = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One measured cell: a method at one K, concurrency and prompt type."""
+    """One measured cell: a method at one K, load, context and prompt type."""
 
     name: str
     params: dict[str, Any]
     metrics: dict[str, float]
     flags: dict[str, str]
-    """What is measured and not a number, e.g. `fresh_prompts`."""
+    """What is no number: `fresh_prompts`, the verdict, why a method is not served."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def read_state(folder: Path) -> State:
         curves=_training_curves(folder) + _acceptance_curves(benches),
         tags=tags,
         artifacts=artifacts,
-        cells=[cell for method, bench in benches.items() for cell in _cells(method, bench["rows"])],
+        cells=[cell for method, bench in benches.items() for cell in _cells(method, bench)],
         report=digest(
             {
                 str(file.relative_to(folder)): file_digest(file)
@@ -179,9 +179,10 @@ def _is_headline(row: dict[str, Any], bench: dict[str, Any]) -> bool:
     return row["category"] == ALL and row["num_speculative_tokens"] == headline
 
 
-def _cells(method: str, rows: list[dict[str, Any]]) -> list[Cell]:
+def _cells(method: str, bench: dict[str, Any]) -> list[Cell]:
+    reason = {"not_served": bench["not_served"]} if "not_served" in bench else {}
     cells = []
-    for row in rows:
+    for row in bench["rows"]:
         figures = {name: value for name, value in row.items() if name not in PLACE}
         k, category = row["num_speculative_tokens"], row["category"]
         cells.append(
@@ -189,8 +190,9 @@ def _cells(method: str, rows: list[dict[str, Any]]) -> list[Cell]:
                 name=f"{method} K={k} {load_name(row)} {category}",
                 params={"method": method} | {n: row[n] for n in PLACE if row[n] is not None},
                 metrics=numbers(figures),
-                flags={
-                    name: str(value).lower()
+                flags=reason
+                | {
+                    name: value if isinstance(value, str) else str(value).lower()
                     for name, value in figures.items()
                     if isinstance(value, bool | str)
                 },
@@ -242,7 +244,8 @@ def _head(
         for method, bench in benches.items()
         if methods.get(method, {}).get("head") == str(paths.EAGLE3)
         for row in bench["rows"]
-        if _is_headline(row, bench) and load_name(row) == "c1" and "acceptance_length" in row
+        if _is_headline(row, bench) and load_name(row) == "c1"
+        if row.get("acceptance_length") is not None
     ]
     return (
         {"dvc.md5": md5}

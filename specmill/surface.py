@@ -9,7 +9,7 @@ then by the number of requests; at one load by method and prompt type as the ben
 
 from typing import Any
 
-from specmill.rows import Results, Row, headline_rows
+from specmill.rows import Results, Row, headline_rows, load_label, load_order
 from specmill.samples import ALL
 
 FASTER, SLOWER, NO_DIFFERENCE = "faster", "slower", "no difference shown"
@@ -53,11 +53,11 @@ def acceptance_by_category_rows(results: Results) -> list[Row]:
     rows = _headline(results)
     lowest: dict[str, Any] = {}
     for method, row in rows:
-        lowest.setdefault(method, _order(row))
+        lowest.setdefault(method, load_order(row))
     found = [
         point | {"category": row["category"]}
         for method, row in rows
-        if _order(row) == lowest[method]
+        if load_order(row) == lowest[method]
         for point in _by_position(method, row)
     ]
     nothing = {"category": ALL, "position": 0, "acceptance_rate": None}
@@ -99,13 +99,6 @@ def speedup_by_k_rows(results: Results) -> list[Row]:
     return found or [_no_speedup(results)]
 
 
-def load_name(row: Row) -> str:
-    """Requests and context as text: `8 in flight`, `8 in flight +1024`, `2.5/s`."""
-    rate = row["rate"]
-    requests = f"{row['concurrency']} in flight" if rate is None else f"{rate:g}/s"
-    return requests + _context(row)
-
-
 def _panel(row: Row) -> str:
     unit = "requests in flight" if row["rate"] is None else "requests per second"
     return unit + _context(row)
@@ -120,10 +113,6 @@ def _requests(row: Row) -> float:
     return value
 
 
-def _order(row: Row) -> tuple[bool, int, float]:
-    return row["rate"] is not None, row["context"], _requests(row)
-
-
 def _headline(results: Results) -> list[tuple[str, Row]]:
     return _by_load(results, every_k=False)
 
@@ -135,7 +124,7 @@ def _by_load(results: Results, *, every_k: bool) -> list[tuple[str, Row]]:
         for method, result in results.items()
         for row in (result["rows"] if every_k else headline_rows(result))
     ]
-    return sorted(rows, key=lambda found: _order(found[1]))
+    return sorted(rows, key=lambda found: load_order(found[1]))
 
 
 def _by_position(method: str, row: Row) -> list[Row]:
@@ -155,7 +144,7 @@ def _speedup(method: str, row: Row) -> Row:
 def _place(method: str, row: Row) -> Row:
     names = ("num_speculative_tokens", "concurrency", "rate", "context")
     place = {name: row[name] for name in names}
-    return {"method": method} | place | {"load": load_name(row)}
+    return {"method": method} | place | {"load": load_label(row)}
 
 
 def _first_place(results: Results) -> Row:

@@ -1,93 +1,140 @@
-"""Tables of the comparison for one load and context; pure functions of the benches' rows."""
+"""Tables of the comparison; pure functions of the benches' rows.
+
+A row has an interval, or there is a reason: a method that is not served has no figures, a row
+that another tool measured was measured once, and few pairs have none.
+"""
 
 from itertools import chain
 
-from specmill.rows import Row
+from specmill.rows import Row, load_label, load_order
 from specmill.samples import ALL
+from specmill.surface import NO_DIFFERENCE
 
 Named = list[tuple[str, Row]]
 """Rows with the name their method is shown by."""
 
 
-def speed_table(rows: Named) -> list[str]:
-    """All prompt types together: a line per method and K, `none` against itself among them."""
-    lines = [
-        "| method | K | baseline tok/s | tok/s | change | 95% interval | verdict | same output | "
-        "acceptance length | drafted steps | tokens/step |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: |",
+def overview_table(rows: Named) -> list[str]:
+    """All prompt types together: a line per method and K, the change at every load.
+
+    Bold where the interval lies on one side of no change, in brackets where it does not, plain
+    where there is none. A row that is compared with nothing is left out.
+    """
+    rows = [
+        (method, row)
+        for method, row in rows
+        if row["category"] == ALL and (not is_served(row) or row["speedup"] is not None)
     ]
+    ordered = sorted((row for _, row in rows), key=load_order)
+    loads = list(dict.fromkeys(load_label(row) for row in ordered))
+    cells: dict[tuple[str, int], dict[str, str]] = {}
+    for method, row in rows:
+        cells.setdefault((method, row["num_speculative_tokens"]), {})[load_label(row)] = _cell(row)
+    return [
+        f"| method | K | {' | '.join(loads)} |",
+        f"| --- | ---: |{' ---: |' * len(loads)}",
+        *(
+            f"| {method} | {k} | {' | '.join(at.get(load, '-') for load in loads)} |"
+            for (method, k), at in cells.items()
+        ),
+    ]
+
+
+def speed_table(rows: Named) -> list[str]:
+    """All prompt types together, of one load: a line per method and K, `none` among them."""
+    lines = [
+        "| method | K | baseline tok/s | tok/s | change (95% interval) | pairs | verdict | "
+        "acceptance length | drafted steps | tokens/step |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: |",
+    ]
+    further = {"acceptance_length": ".2f", "draft_coverage": ".0%", "tokens_per_step": ".2f"}
     for method, row in rows:
         if row["category"] == ALL:
-            further = " | ".join(figure(row, name, form) for name, form in _FURTHER.items())
-            lines.append(f"| {method} | {_change(row)} | {further} |")
-    return lines
+            figures = [_speeds(row), _change(row), str(row.get("num_pairs") or "-"), _verdict(row)]
+            figures += [figure(row, name, form) for name, form in further.items()]
+            lines.append(f"| {method} | {' | '.join(figures)} |")
+    return [*lines, ""]
 
 
-_FURTHER = {
-    "identical_outputs": ".0%",
-    "acceptance_length": ".2f",
-    "draft_coverage": ".0%",
-    "tokens_per_step": ".2f",
-}
+_TIMES = {"ttft": ".0f", "itl": ".1f", "chunk": ".1f", "e2e": ".0f"}
 
 
 def latency_table(rows: Named) -> list[str]:
     """What a user waits for, milliseconds: median, 90th and 99th percentile."""
     lines = [
-        "| method | K | first token | per token | between chunks | whole answer | goodput, req/s |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| method | K | requests | first token, ms | per token, ms | between chunks, ms | "
+        "whole answer, ms | goodput, req/s |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for method, row in rows:
         if row["category"] == ALL and row.get("ttft_ms_p50") is not None:
-            times = " | ".join(
-                " / ".join(figure(row, f"{name}_ms_p{percent}", form) for percent in (50, 90, 99))
-                for name, form in (
-                    ("ttft", ".0f"),
-                    ("itl", ".1f"),
-                    ("chunk", ".1f"),
-                    ("e2e", ".0f"),
-                )
-            )
-            lines.append(
-                f"| {method} | {row['num_speculative_tokens']} | {times} | "
-                f"{figure(row, 'goodput', '.2f')} |"
-            )
+            figures = [str(row["num_speculative_tokens"]), figure(row, "num_requests", "d")]
+            figures += [_percentiles(row, name, form) for name, form in _TIMES.items()]
+            figures.append(figure(row, "goodput", ".2f"))
+            lines.append(f"| {method} | {' | '.join(figures)} |")
     return [*lines, ""] if len(lines) > 2 else []
 
 
 def prompt_type_table(rows: Named) -> list[str]:
     """A line per method, prompt type and K; what differs in K only lies together."""
     lines = [
-        "| prompt type | method | K | baseline tok/s | tok/s | change | 95% interval | verdict | "
+        "| prompt type | method | K | baseline tok/s | tok/s | change (95% interval) | verdict | "
         "acceptance length |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |",
+        "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: |",
     ]
     grouped: dict[tuple[str, str], list[str]] = {}
     for method, row in rows:
         category = row["category"]
         if row.get("speedup") is not None and row["num_speculative_tokens"] and category != ALL:
             length = figure(row, "acceptance_length", ".2f")
-            line = f"| {category} | {method} | {_change(row)} | {length} |"
+            figures = [_speeds(row), _change(row), _verdict(row), length]
+            line = f"| {category} | {method} | {' | '.join(figures)} |"
             grouped.setdefault((method, category), []).append(line)
     return [*lines, *chain.from_iterable(grouped.values()), ""] if grouped else []
 
 
+def is_served(row: Row) -> bool:
+    """False for a row of a method that is not served, which has no figures."""
+    return "speedup" in row
+
+
+def _cell(row: Row) -> str:
+    if not is_served(row):
+        return "not served"
+    change = percent(row["speedup"])
+    if row["speedup_low"] is None:
+        return change
+    return f"({change})" if row["verdict"] == NO_DIFFERENCE else f"**{change}**"
+
+
+def _speeds(row: Row) -> str:
+    """K, baseline and throughput."""
+    speeds = (figure(row, f"{name}_tokens_per_s", ".1f") for name in ("reference", "output"))
+    return " | ".join([str(row["num_speculative_tokens"]), *speeds])
+
+
 def _change(row: Row) -> str:
-    """K, baseline, throughput, change, interval and verdict."""
-    if row.get("output_tokens_per_s") is None:
-        return f"{row['num_speculative_tokens']} | - | - | not served | - | -"
-    change, interval, verdict = "-", "-", "-"
-    if row.get("speedup") is not None:
-        change = percent(row["speedup"])
-        verdict = row["verdict"] or "single run"
-        if row.get("speedup_low") is not None:
-            interval = f"{percent(row['speedup_low'])} to {percent(row['speedup_high'])}"
-        elif row["num_pairs"]:
-            interval = f"{row['num_pairs']} pairs: too few"
-    return (
-        f"{row['num_speculative_tokens']} | {figure(row, 'reference_tokens_per_s', '.1f')} | "
-        f"{figure(row, 'output_tokens_per_s', '.1f')} | {change} | {interval} | {verdict}"
-    )
+    if row.get("speedup") is None:
+        return "-"
+    change = percent(row["speedup"])
+    if row["speedup_low"] is None:
+        return change
+    return f"{change} ({percent(row['speedup_low'])} to {percent(row['speedup_high'])})"
+
+
+def _verdict(row: Row) -> str:
+    if not is_served(row):
+        return "not served"
+    if row["speedup"] is None:
+        return "-"
+    if row["speedup_low"] is None:
+        return "too few pairs" if row["num_pairs"] else "single run"
+    return str(row["verdict"])
+
+
+def _percentiles(row: Row, name: str, form: str) -> str:
+    times = [figure(row, f"{name}_ms_p{percentile}", form) for percentile in (50, 90, 99)]
+    return "-" if set(times) == {"-"} else " / ".join(times)
 
 
 def figure(row: Row, name: str, form: str) -> str:
@@ -97,5 +144,6 @@ def figure(row: Row, name: str, form: str) -> str:
 
 
 def percent(ratio: float) -> str:
-    """A ratio as a signed whole percentage; what rounds to nothing is +0%."""
-    return f"{round(100 * (ratio - 1)):+d}%"
+    """A ratio as a signed percentage: whole, but `+0.3%` for what would be no change."""
+    change = 100 * (ratio - 1)
+    return f"{round(change):+d}%" if round(change) else f"{round(change, 1) + 0.0:+.1f}%"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from specmill.causes import causes, heads_section
+from specmill.causes import causes, heads_section, served_at_0
 
 
 def bench(
@@ -16,6 +16,8 @@ def bench(
             {
                 "num_speculative_tokens": k,
                 "concurrency": concurrency,
+                "rate": None,
+                "context": 0,
                 "category": category,
                 "output_tokens_per_s": 5.0,
                 "acceptance_rate_pos_0": rate,
@@ -28,9 +30,10 @@ def bench(
 OWN = {"trained_for": "tiny", "run_on": "tiny"}
 
 
-def test_a_row_that_is_not_served_has_its_reason() -> None:
-    narrow = bench(OWN, (1, "all", None)) | {"not_served": "its hidden size is 4, not 8"}
-    assert causes("narrow", narrow) == ["**narrow is not served**: its hidden size is 4, not 8"]
+def test_of_a_row_that_is_not_served_nothing_is_concluded_about_its_head() -> None:
+    found = OWN | {"findings": {"width": "its hidden size is 4, not 8"}}
+    narrow = bench(found, (1, "all", None)) | {"not_served": "its hidden size is 4, not 8"}
+    assert causes("narrow", narrow) == []
 
 
 def test_what_was_found_before_serving_is_the_cause() -> None:
@@ -43,6 +46,15 @@ def test_a_head_that_is_worse_served_than_offline_is_fed_something_else() -> Non
     (line,) = causes("fed", bench(head, (8, "all", 0.39), (1, "all", 0.2), (1, "coding", 0.4)))
     assert "accepted at position 0 0.20, but 0.40 on stored hidden states" in line
     assert causes("fine", bench(head, (8, "all", 0.1), (1, "all", 0.29), (1, "coding", 0.1))) == []
+
+
+def test_acceptance_is_compared_at_the_lowest_load_without_context() -> None:
+    result = bench({}, (8, "all", 0.4), (1, "all", 0.3), (1, "all", 0.5), k=3)
+    result["rows"][1]["context"] = 512
+    assert served_at_0(result) == 0.5
+    for row, rate in zip(result["rows"], (8.0, 0.5, 2.5), strict=True):
+        row |= {"concurrency": None, "rate": rate, "context": 0}
+    assert served_at_0(result) == 0.3
 
 
 def test_without_figures_to_compare_nothing_is_claimed() -> None:

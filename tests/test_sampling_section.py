@@ -1,6 +1,6 @@
 from typing import Any
 
-from specmill.sampling_section import marked, sampling_section
+from specmill.sampling_section import sampling_section
 
 
 def outcome(p_value: float, length: float | None = 1.5) -> dict[str, Any]:
@@ -22,12 +22,6 @@ SAMPLING = {
 }
 
 
-def test_only_a_method_that_failed_is_marked() -> None:
-    assert [marked(name, SAMPLING) for name in (*SAMPLING, "other")] == [
-        "none", "ngram", "wrong (**not lossless**)", "suffix", "other",
-    ]  # fmt: skip
-
-
 def test_the_table_has_a_line_per_row_and_a_reason_for_each_that_did_not_pass() -> None:
     lines = sampling_section(SAMPLING)
     assert [line for line in lines if line.startswith("| ")][2:] == [
@@ -45,4 +39,3 @@ def test_the_table_has_a_line_per_row_and_a_reason_for_each_that_did_not_pass() 
 
 def test_without_any_result_there_is_no_section() -> None:
     assert sampling_section({}) == []
-    assert marked("ngram", {}) == "ngram"

@@ -3,13 +3,13 @@ from typing import Any
 
 import pytest
 
+from specmill.rows import load_label
 from specmill.surface import (
     FASTER,
     NO_DIFFERENCE,
     SLOWER,
     acceptance_by_category_rows,
     acceptance_rows,
-    load_name,
     plot_rows,
     speedup_by_k_rows,
     speedup_by_load_rows,
@@ -67,10 +67,10 @@ def picked(rows: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
 
 
 def test_a_load_is_named_by_its_requests_and_its_context() -> None:
-    assert load_name(place(3, 8, 0)) == "8 in flight"
-    assert load_name(place(3, 8, 1024)) == "8 in flight +1024"
-    assert load_name(place(3, 2.0, 0)) == "2/s"
-    assert load_name(place(3, 0.25, 64)) == "0.25/s +64"
+    assert load_label(place(3, 8, 0)) == "8 in flight"
+    assert load_label(place(3, 8, 1024)) == "8 in flight +1024"
+    assert load_label(place(3, 2.0, 0)) == "2/s"
+    assert load_label(place(3, 0.25, 64)) == "0.25/s +64"
 
 
 def test_acceptance_is_of_the_headline_k_by_load_without_what_drafted_nothing(

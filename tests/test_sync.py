@@ -190,7 +190,7 @@ def test_a_state_is_one_run_with_its_params_metrics_tags_and_files(
         "heldout_loss_pos_0": 3.5,
         "heldout_loss_pos_1": 3.875,
         "acceptance_rate.eagle3.c1": 0.25,
-        "acceptance_rate.eagle3.c8": 0.25,
+        "acceptance_rate.eagle3.r2.5_ctx512": 0.25,
     }
     expected = ORIGIN | {
         "verifier.name": "Tiny",
@@ -219,21 +219,22 @@ def test_curves_run_over_epochs_and_over_positions(synced: tuple[Store, Any]) ->
 
     assert curve("heldout_accuracy_pos_0") == [(0, 0.25), (1, 0.5)]
     assert curve("heldout_loss_pos_1") == [(0, 4.0), (1, 3.875)]
-    assert curve("acceptance_rate.eagle3.c8") == [(0, 0.5), (1, 0.25)]
+    assert curve("acceptance_rate.eagle3.r2.5_ctx512") == [(0, 0.5), (1, 0.25)]
 
 
 def test_every_measured_cell_is_a_nested_run(synced: tuple[Store, Any]) -> None:
     children = children_of(*synced)
     assert set(children) == {
-        f"{method} K={k} c{c} {category}"
+        f"{method} K={k} {load} {category}"
         for method, k in [("none", 0), ("eagle3", 2), ("eagle3", 4)]
-        for c in (1, 8)
+        for load in ("c1", "r2.5_ctx512")
         for category in ("all", "type1")
     }
-    cell = children["eagle3 K=4 c8 type1"]
+    cell = children["eagle3 K=4 r2.5_ctx512 type1"]
     assert cell.info.status == "FINISHED"
     assert cell.data.params == {
-        "method": "eagle3", "num_speculative_tokens": "4", "concurrency": "8", "category": "type1",
+        "method": "eagle3", "num_speculative_tokens": "4", "rate": "2.5", "context": "512",
+        "category": "type1",
     }  # fmt: skip
     assert cell.data.metrics == {
         "output_tokens_per_s": 84.0,
@@ -242,8 +243,14 @@ def test_every_measured_cell_is_a_nested_run(synced: tuple[Store, Any]) -> None:
         "acceptance_rate_pos_0": 0.5,
         "acceptance_rate_pos_1": 0.25,
     }
-    assert cell.data.tags["one_execution"] == "true"
-    assert set(children["none K=0 c1 all"].data.metrics) == {"output_tokens_per_s"}
+    assert (cell.data.tags["one_execution"], cell.data.tags["verdict"]) == ("true", "faster")
+    alone = children["none K=0 c1 all"]
+    assert alone.data.params == {
+        "method": "none", "num_speculative_tokens": "0", "concurrency": "1", "context": "0",
+        "category": "all",
+    }  # fmt: skip
+    assert alone.data.metrics == {"output_tokens_per_s": 10.0, "speedup": 1.0}
+    assert "verdict" not in alone.data.tags
 
 
 def test_a_second_sync_changes_nothing_in_the_database(folder: Path) -> None:
@@ -381,6 +388,45 @@ def test_files_that_do_not_belong_together_are_not_recorded(
     assert command_line(monkeypatch) == 1
     assert capsys.readouterr().out.startswith("workspace: skipped: ")
     assert rows(folder, "select count(*) from runs") == [(0,)]
+
+
+def test_a_method_that_is_not_served_has_cells_that_say_why_and_no_figures(folder: Path) -> None:
+    place = {
+        "num_speculative_tokens": 2, "concurrency": 1, "rate": None, "context": 0,
+        "category": "all",
+    }  # fmt: skip
+    refused = {"num_speculative_tokens": 2, "not_served": "too Narrow", "rows": [place]}
+    write(folder / "reports/bench/eagle3.json", refused)
+    write_lock(folder)
+    state = read_state(Path())
+    (cell,) = (cell for cell in state.cells if cell.params["method"] == "eagle3")
+    assert (cell.name, cell.metrics) == ("eagle3 K=2 c1 all", {})
+    assert cell.flags == {"not_served": "too Narrow"}
+    assert state.head == {"dvc.md5": EAGLE3_MD5, "verifier": "Tiny"}
+
+
+def test_a_head_that_drafted_nothing_has_no_acceptance_length(folder: Path) -> None:
+    file = folder / "reports/bench/eagle3.json"
+    write(file, file.read_text().replace('"acceptance_length": 1.75', '"acceptance_length": null'))
+    write_lock(folder)
+    assert read_state(Path()).head == {"dvc.md5": EAGLE3_MD5, "verifier": "Tiny"}
+
+
+def test_a_result_of_another_tool_is_part_of_the_state(folder: Path) -> None:
+    params = (folder / "params.yaml").read_text()
+    assert "imported: {}" in params
+    added = "imported: {rented: {source: a.json, reference: null, num_speculative_tokens: 3}}"
+    (folder / "params.yaml").write_text(params.replace("imported: {}", added))
+    row = {
+        "num_speculative_tokens": 3, "concurrency": 2, "rate": None, "context": 0,
+        "category": "all", "output_tokens_per_s": 7.5, "speedup": None, "verdict": None,
+        "remarks": "Failed: 1",
+    }  # fmt: skip
+    write(folder / "reports/bench/rented.json", {"num_speculative_tokens": 3, "rows": [row]})
+    (cell,) = (cell for cell in read_state(Path()).cells if cell.params["method"] == "rented")
+    assert cell.name == "rented K=3 c2 all"
+    assert cell.metrics == {"output_tokens_per_s": 7.5}
+    assert cell.flags == {"remarks": "Failed: 1"}
 
 
 def test_a_bench_of_an_earlier_head_is_not_recorded_beside_a_later_one(folder: Path) -> None:

@@ -1,0 +1,102 @@
+"""Greedy outputs: what is said of a method whose outputs are not the verifier's."""
+
+from typing import Any
+
+import pytest
+
+from specmill.fidelity import fidelity_section, is_lossless, num_wrong
+from tests.benches import comparable
+from tests.surfaces import place
+
+Results = dict[str, dict[str, Any]]
+
+
+@pytest.fixture
+def results() -> Results:
+    return comparable()
+
+
+def differ(results: Results, name: str, index: int, **figures: Any) -> None:
+    """Change figures of the method's row with this index."""
+    results[name]["rows"][index] |= figures
+
+
+def lines(results: Results) -> list[str]:
+    """The table's lines without its head, then the sentences."""
+    section = fidelity_section(results)
+    return [line for line in section[section.index("") + 3 :] if line][2:]
+
+
+def test_a_method_and_k_has_one_line_over_all_loads(results: Results) -> None:
+    differ(results, "eagle3", 4, identical_outputs=0.75, first_divergence=31, largest_gap=0.0625)
+    differ(results, "eagle3", 6, identical_outputs=0.5, first_divergence=7, largest_gap=0.25)
+    assert lines(results) == [
+        "| none | 0 | 100% | 100% | - | - | 0 |",
+        "| ngram | 3 | 100% | 100% | - | - | 0 |",
+        "| eagle3 | 1 | 100% | 100% | - | - | 0 |",
+        "| eagle3 | 2 | 75% | 50% | 7 | 0.25 | 0 |",
+    ]
+    assert fidelity_section(results)[4] == (
+        "| method | K | 1 in flight | 8 in flight | first divergence | largest gap | not rounding |"
+    )
+
+
+def test_what_is_within_rounding_is_lossless(results: Results) -> None:
+    differ(results, "eagle3", 4, identical_outputs=0.1, first_divergence=3, largest_gap=0.5)
+    assert is_lossless("eagle3", results)
+
+
+def test_a_difference_beyond_rounding_at_any_k_and_load_is_said(results: Results) -> None:
+    differ(results, "eagle3", 0, identical_outputs=0.5, num_not_rounding=2, first_divergence=0)
+    differ(results, "eagle3", 6, identical_outputs=0.5, num_not_rounding=1)
+    # of one prompt type: counted among all of them already
+    differ(results, "eagle3", 7, identical_outputs=0.5, num_not_rounding=1)
+    assert num_wrong("eagle3", results) == 3
+    assert not is_lossless("eagle3", results)
+    assert is_lossless("ngram", results)
+    assert "| eagle3 | 1 | 50% | 100% | 0 | - | 2 |" in lines(results)
+    assert lines(results)[4:] == [
+        "- **eagle3 is not lossless**: in 3 of its greedy answers the first other token is not "
+        "nearly as likely to the baseline as the baseline's own."
+    ]
+
+
+def test_where_even_none_leaves_itself_no_method_is_blamed(results: Results) -> None:
+    differ(results, "none", 2, identical_outputs=0.9, num_not_rounding=1)
+    differ(results, "eagle3", 6, identical_outputs=0.5, num_not_rounding=4)
+    assert is_lossless("eagle3", results)
+    assert is_lossless("none", results)
+    assert lines(results)[4:] == [
+        "- `none` left itself by more than rounding at 8 in flight: greedy outputs tell nothing "
+        "there."
+    ]
+    differ(results, "eagle3", 4, identical_outputs=0.5, num_not_rounding=1)
+    assert num_wrong("eagle3", results) == 1
+
+
+@pytest.mark.parametrize(("lossless", "expected"), [(True, True), (None, True), (False, False)])
+def test_samples_that_failed_make_a_method_not_lossless_too(
+    results: Results, lossless: bool | None, expected: bool
+) -> None:
+    results["ngram"]["sampling"] = {"lossless": lossless}
+    assert is_lossless("ngram", results) is expected
+    assert is_lossless("eagle3", results)
+
+
+def test_without_none_methods_are_still_judged(results: Results) -> None:
+    del results["none"]
+    differ(results, "ngram", 0, num_not_rounding=1)
+    assert [is_lossless(name, results) for name in ("ngram", "eagle3")] == [False, True]
+
+
+def test_what_was_not_compared_is_left_out(results: Results) -> None:
+    differ(results, "eagle3", 4, identical_outputs=None)
+    refused = {"rows": [place(3, 1, 0)], "not_served": "too wide"}
+    assert lines(results | {"refused": refused}) == [
+        "| none | 0 | 100% | 100% | - | - | 0 |",
+        "| ngram | 3 | 100% | 100% | - | - | 0 |",
+        "| eagle3 | 1 | 100% | 100% | - | - | 0 |",
+        "| eagle3 | 2 | - | 100% | - | - | 0 |",
+    ]
+    assert fidelity_section({"refused": refused}) == []
+    assert is_lossless("refused", {"refused": refused})
