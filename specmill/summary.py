@@ -23,7 +23,8 @@ def summarise(recording: Recording, bench: Bench) -> list[Row]:
         Throughput is output tokens over wall seconds, summed over cells, so that `all` is weighted
         by tokens; `speedup` is the median of paired ratios with its 95% interval
         (specmill/pairs.py, intervals.py). `one_execution` is False when an interrupted stage went
-        on later.
+        on later. The engine's facts (`model_runner` ...) are texts, None of a recording without
+        them.
     """
     pairs = pair_up(recording.cells)
     rows = []
@@ -33,6 +34,7 @@ def summarise(recording: Recording, bench: Bench) -> list[Row]:
         rows.append(
             dict(zip(PLACE, place, strict=True))
             | _rounded(_figures(chosen, place[0], bench) | _outputs(chosen, differing))
+            | _engine(chosen, recording.servers)
         )
     names = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in names} for row in rows]
@@ -137,6 +139,28 @@ def _outputs(pairs: list[Pair], divergences: list[dict[str, Any]]) -> dict[str, 
                            default=None),
         "num_not_rounding": len(beyond),
     }  # fmt: skip
+
+
+_FACTS = (
+    "model_runner",
+    "async_scheduling",
+    "attention_backend",
+    "moe_backend",
+    "cudagraph_mode",
+    "compilation_mode",
+    "enforce_eager",
+    "bound_cores",
+)
+
+
+def _engine(pairs: list[Pair], servers: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """How the method's engine ran, as text; of several starts that differ, all there were."""
+    ran = [servers[name] for name in dict.fromkeys(pair.method["server"] for pair in pairs)
+           if name in servers]  # fmt: skip
+    return {
+        name: " | ".join(dict.fromkeys(str(facts[name]) for facts in ran)) or None
+        for name in _FACTS
+    }
 
 
 def _rounded(figures: dict[str, Any]) -> dict[str, Any]:
