@@ -65,7 +65,7 @@ repro: venv ## run what changed and print the comparison; PARAMS=profiles/NAME.y
 # that differ
 show: venv ## experiments side by side in a dozen columns
 	dvc exp show \
-	  --drop '(?!Experiment|State|[^/:]*\.(speedup|acceptance_length)|spec\.tokens|train\.lr|vocab\.d).*'
+	  --drop '(?!Experiment|State|(?!none\.)[^/:]*\.(speedup|acceptance_length)$$|spec\.tokens|train\.lr|vocab\.d).*'
 
 test: venv lint ## lint, types and every test, the whole pipeline included
 	pytest

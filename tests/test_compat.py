@@ -35,6 +35,8 @@ def test_facts_are_read_from_the_log_of_a_cpu_engine() -> None:
         "dtype": "bfloat16",
         "cudagraph_mode": "NONE",
         "compilation_mode": "DYNAMO_TRACE_ONCE",
+        "moe_backend": None,
+        "kv_cache_tokens": None,
         "bound_cores": [0, 1],
         "model_runner": "V1",
         "async_scheduling": None,

@@ -37,12 +37,20 @@ from specmill import paths
 spec, is_none = params["spec"], key == "none"
 ks = [0] if is_none else sorted({spec["tokens"], *spec["sweep"]})
 def row(k, concurrency, category):
-    speed = {"output_tokens_per_s": 50.0 * concurrency + k, "ttft_ms": 40.0, "itl_ms": 20.0,
+    place = {"num_speculative_tokens": k, "concurrency": concurrency, "rate": None, "context": 0,
+             "category": category}
+    speed = {"output_tokens_per_s": 50.0 * concurrency + k, "num_requests": 12,
+             "ttft_ms_p50": 40.0, "itl_ms_p50": 20.0, "goodput": None,
              "fresh_prompts": True, "one_execution": True}
-    beside = {"reference_tokens_per_s": 50.0, "speedup": 1 + k / 10, "acceptance_length": 1.5}
-    rates = {f"acceptance_rate_pos_{i}": 0.5 / (i + 1) if i < k else None for i in range(max(ks))}
-    place = {"num_speculative_tokens": k, "concurrency": concurrency, "category": category}
-    return place | speed | ({} if is_none else beside | rates)
+    beside = {"reference_tokens_per_s": 50.0 * concurrency, "speedup": 1 + k / 10,
+              "speedup_low": 0.95 + k / 10, "speedup_high": 1.05 + k / 10, "num_pairs": 6,
+              "verdict": "faster" if k else "no difference shown",
+              "identical_outputs": 1.0, "first_divergence": None, "largest_gap": None,
+              "num_not_rounding": 0}
+    acceptance = {"acceptance_length": 1.5 if k else None}
+    acceptance |= {f"acceptance_rate_pos_{i}": 0.5 / (i + 1) if i < k else None
+                   for i in range(max(ks))}
+    return place | speed | beside | acceptance
 with open_stage(f"bench@{key}", ["bench"]) as stage:
     # one at a time: another holder of this file would make `open` fail
     alone = paths.CACHE / f"running-{key}"
@@ -55,15 +63,17 @@ with open_stage(f"bench@{key}", ["bench"]) as stage:
         "num_speculative_tokens": 0 if is_none else spec["tokens"],
         "rows": [row(k, c, category) for k in ks for c in params["bench"]["concurrency"]
                  for category in ("all", "coding", "maths")],
-        "engine": without_empty_lists({"method_k0_round0": {
+        "engine": without_empty_lists({"method_k0_0": {
             "enforce_eager": "False", "warnings": [], "bound_cores": [0, 1],
-            "async_scheduling": None, "model_runner": "V1"}}),
+            "async_scheduling": None, "model_runner": "V1", "attention_backend": None,
+            "cudagraph_mode": None, "compilation_mode": None, "startup_s": 1.0}}),
+        "provenance": {"waited_s": stage.waited_s},
     }
     stage.write_metrics(paths.BENCH / f"{key}.json", result)
 """
 
 REPORT = """
-from specmill import paths, report
+from specmill import paths, report, surface
 from specmill.files import read_json, write_json
 from specmill.stage import open_stage
 
@@ -72,9 +82,8 @@ with open_stage("report", ["methods"]) as stage:
     machine = {"gpus": [], "cpu_model": "a CPU", "num_usable_cores": 2, "versions": {"vllm": "0"}}
     text = report.comparison(results, machine, {"name": "stand-in"})
     Path("reports/comparison.md").write_text(text)
-    rows = {"acceptance": report.acceptance_rows(results), "speedup": report.speedup_rows(results)}
-    for name in rows:
-        write_json(paths.REPORTS / "plots" / f"{name}.json", rows[name])
+    for name, rows in surface.plot_rows(results).items():
+        write_json(paths.REPORTS / "plots" / f"{name}.json", rows)
         # a picture without matplotlib, which is slow to import
         svg = f'<svg xmlns="http://www.w3.org/2000/svg"><title>{name}</title></svg>'
         Path(f"reports/{name}.svg").write_text(svg)
@@ -165,11 +174,15 @@ def test_metrics_diff_after_another_k_is_the_summary_and_nothing_else(views: Vie
     assert [metric for _, metric in lines if metric.startswith("eagle3")] == [
         "eagle3.c1.output_tokens_per_s",
         "eagle3.c1.speedup",
+        "eagle3.c1.speedup_high",
+        "eagle3.c1.speedup_low",
         "eagle3.c8.output_tokens_per_s",
         "eagle3.c8.speedup",
+        "eagle3.c8.speedup_high",
+        "eagle3.c8.speedup_low",
         "eagle3.num_speculative_tokens",
     ]
-    assert len(lines) == 10
+    assert len(lines) == 18
 
 
 def test_make_show_has_about_a_dozen_columns(views: Views) -> None:
@@ -193,7 +206,7 @@ def test_exp_show_of_what_changed_is_the_summary_the_parameter_and_one_folder(
 ) -> None:
     assert {name for name in views.changed_columns if "." not in name} == {"reports/bench"}
     assert "spec.tokens" in views.changed_columns
-    assert len(views.changed_columns) == 12
+    assert len(views.changed_columns) == 20
 
 
 def test_every_chart_is_on_the_page_with_both_revisions_and_no_warning(views: Views) -> None:
@@ -204,7 +217,10 @@ def test_every_chart_is_on_the_page_with_both_revisions_and_no_warning(views: Vi
         "ngram, throughput by prompt type",
         "eagle3, throughput by prompt type",
         "Acceptance by position",
-        "Speed-up by prompt type",
+        "Accepted share of drafts by prompt type and position, %",
+        "Speed-up by prompt type, with 95% intervals",
+        "Speed-up against load, with 95% intervals",
+        "Change of speed by K and load, %",
         "Held-out accuracy",
         "held-out loss",
     ):
@@ -212,7 +228,8 @@ def test_every_chart_is_on_the_page_with_both_revisions_and_no_warning(views: Vi
     assert "<DVC_METRIC_" not in views.page
     for revision in ("HEAD", "workspace"):
         assert f'"rev": "{revision}"' in views.page
-        for picture in ("acceptance", "speedup"):
+        for picture in ("acceptance", "acceptance_by_category", "speedup", "speedup_by_load",
+                        "speedup_by_k"):  # fmt: skip
             assert f"{revision}_reports_{picture}.svg" in views.page
 
 
@@ -224,11 +241,11 @@ def test_a_sweep_is_in_rows_and_table_while_the_summary_keeps_the_headline(
     rows = read(repository, "reports/bench/eagle3.json")["rows"]
     assert {row["num_speculative_tokens"] for row in rows} == {1, 2, 3}
     assert read(repository, "reports/summary.json")["eagle3"]["num_speculative_tokens"] == 3
-    table = (repository.folder / "reports/comparison.md").read_text().split("## 8")[0]
-    assert [line.split(" | ")[1] for line in table.splitlines() if "| eagle3 | " in line[:11]] == [
-        "1",
-        "2",
-        "3",
+    table = (repository.folder / "reports/comparison.md").read_text().split("\n## ")[0]
+    assert [line for line in table.splitlines() if line.startswith("| eagle3")] == [
+        "| eagle3 | 1 | **+10%** | **+10%** |",
+        "| eagle3 | 2 | **+20%** | **+20%** |",
+        "| eagle3 | 3 | **+30%** | **+30%** |",
     ]
     done = repository.run("dvc", "plots", "show")
     assert "WARNING" not in done.stderr

@@ -110,9 +110,16 @@ def test_every_section_carries_the_values_of_the_file(tmp_path: Path) -> None:
         ("prepare.dataset.0.weight", 0, "prepare.dataset.0.weight"),
         ("prepare.dataset.0.weight", "much", "prepare.dataset.0.weight"),
         ("prepare.dataset.0.split", 1, "prepare.dataset.0.split"),
-        ("bench.rounds", 3, "bench.rounds"),
+        ("bench.rounds", 0, "bench.rounds"),
+        ("bench.rounds", 1.5, "bench.rounds"),
+        ("bench.reference", "shared", "bench.reference"),
+        ("bench.context", [], "bench.context"),
+        ("bench.rates", 2.5, "bench.rates"),
+        ("bench.precision", 0, "bench.precision"),
+        ("bench.max_ttft_ms", 0.0, "bench.max_ttft_ms"),
+        ("bench.max_itl_ms", -1.0, "bench.max_itl_ms"),
         ("bench.enforce_eager", 0, "bench.enforce_eager"),
-        ("bench.concurrency", [], "bench.concurrency"),
+        ("bench.concurrency", 8, "bench.concurrency"),
         ("methods.none.section", "train", "methods.none.section"),
         ("vocab", 8192, "vocab"),
     ],
@@ -127,7 +134,13 @@ def test_a_wrong_value_is_refused_by_file_key_and_value(
 
 @pytest.mark.parametrize(
     ("key", "values", "place", "value"),
-    [("spec.sweep", [1, 0], 1, "0"), ("extract.aux_layer_ids", [-1, 2], 0, "-1")],
+    [
+        ("spec.sweep", [1, 0], 1, "0"),
+        ("extract.aux_layer_ids", [-1, 2], 0, "-1"),
+        ("bench.concurrency", [1, 0], 1, "0"),
+        ("bench.rates", [0, 2], 0, "0"),
+        ("bench.context", [0, -1], 1, "-1"),
+    ],
 )
 def test_a_wrong_value_in_a_list_is_refused_by_its_place(
     tmp_path: Path, key: str, values: list[int], place: int, value: str
@@ -253,9 +266,45 @@ def test_a_revision_goes_with_a_hub_source_only(tmp_path: Path) -> None:
     assert hub.verifier.revision == "main"
 
 
-def test_a_concurrency_listed_twice_is_refused(tmp_path: Path) -> None:
-    message = refusal(written(tmp_path, {"bench.concurrency": [8, 1, 8]}))
-    assert "concurrency lists a value twice: [8, 1, 8]" in message
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [("concurrency", [8, 1, 8]), ("rates", [2.5, 2.5]), ("context", [0, 512, 0])],
+)
+def test_a_load_or_context_listed_twice_is_refused(
+    tmp_path: Path, key: str, values: list[float]
+) -> None:
+    message = refusal(written(tmp_path, {f"bench.{key}": values}))
+    assert f"\n  bench.{key}: lists a value twice: {values}" in message
+
+
+def test_a_bench_needs_requests_in_flight_or_a_rate(tmp_path: Path) -> None:
+    rate_only = load(tmp_path, {"bench.concurrency": [], "bench.rates": [4]}).bench
+    assert (rate_only.concurrency, rate_only.rates) == ([], [4.0])
+    message = refusal(written(tmp_path, {"bench.concurrency": [], "bench.rates": []}))
+    assert "\n  bench: neither concurrency nor rates has a value: nothing is measured" in message
+
+
+def test_dvc_overrides_of_rates_are_numbers(tmp_path: Path) -> None:
+    assert with_overrides(tmp_path, "bench.rates=[1,2.5]").bench.rates == [1.0, 2.5]
+
+
+IMPORTED = {"source": "a.json", "reference": None, "num_speculative_tokens": 3}
+
+
+def test_a_row_of_another_tool_may_not_have_the_name_of_a_method(tmp_path: Path) -> None:
+    assert load(tmp_path, {"imported.rented": IMPORTED}).imported["rented"].source == "a.json"
+    message = refusal(written(tmp_path, {"imported.ngram": IMPORTED}))
+    assert "methods and imported both have ngram: rename the entry of imported" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("source", ""), ("reference", ""), ("num_speculative_tokens", -1)]
+)
+def test_a_row_of_another_tool_names_its_files_and_k(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    message = refusal(written(tmp_path, {"imported.rented": IMPORTED | {key: value}}))
+    assert f"\n  imported.rented.{key}: " in message
 
 
 def with_k(folder: Path, k: int, **changes: Any) -> Path:

@@ -149,7 +149,7 @@ class Noted:
 def test_metrics_go_to_git_and_to_the_run_alike(folder: Path) -> None:
     with open_stage("vocab", ["vocab"]) as opened:
         noted = Noted()
-        stage = Stage(opened.name, opened.params, noted)  # type: ignore[arg-type]
+        stage = Stage(opened.name, opened.params, noted, 0.0)  # type: ignore[arg-type]
         path = folder / "reports" / "vocab.json"
         stage.write_metrics(path, {"coverage": 0.5})
         stage.log_epoch(3, {"loss": 1.5})
@@ -164,7 +164,7 @@ def test_metrics_go_to_git_and_to_the_run_alike(folder: Path) -> None:
 def test_a_section_is_logged_as_the_file_says_it(folder: Path) -> None:
     with open_stage("bench@ngram", ["bench"]) as opened:
         noted = Noted()
-        Stage(opened.name, opened.params, noted).log_section("vocab")  # type: ignore[arg-type]
+        Stage(opened.name, opened.params, noted, 0.0).log_section("vocab")  # type: ignore[arg-type]
         size = opened.params.vocab.draft_vocab_size
     assert noted.told == [("params", {"vocab": {"draft_vocab_size": size}})]
 

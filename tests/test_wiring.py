@@ -80,6 +80,7 @@ def _restored(wired: Workspace) -> Iterator[None]:
 
 
 PIPELINE = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text())["stages"]
+SAMPLING = {"sampling@none", "sampling@ngram", "sampling@eagle3"}
 ALWAYS = {name for name, stage in PIPELINE.items() if stage.get("always_changed")}
 
 
@@ -120,7 +121,7 @@ def test_another_machine_benches_again_and_trains_nothing(wired: Workspace) -> N
     replaced = STAND_IN.replace('json.dumps({"digest"', 'json.dumps({"machine": 2, "digest"')
     (wired.folder / "stages/hardware.py").write_text(replaced)
     stages = wired.stages_run("dvc", "repro")
-    assert ran(stages) == {"bench@none", "bench@ngram", "bench@eagle3", "report"}
+    assert ran(stages) == {*SAMPLING, "bench@none", "bench@ngram", "bench@eagle3", "report"}
 
 
 def test_runtime_settings_rerun_nothing(wired: Workspace) -> None:
@@ -134,12 +135,14 @@ def test_runtime_settings_rerun_nothing(wired: Workspace) -> None:
 def test_editing_one_method_reruns_no_other_bench(wired: Workspace) -> None:
     with (wired.folder / "specmill/methods/ngram.py").open("a") as source:
         source.write("# another line\n")
-    assert ran(wired.stages_run("dvc", "repro")) == {"bench@ngram", "report"}
+    stages = wired.stages_run("dvc", "repro")
+    assert ran(stages) == {"bench@ngram", "sampling@ngram", "report"}
 
 
 def test_a_window_of_one_row_reruns_that_row(wired: Workspace) -> None:
     window = "methods.ngram.settings.prompt_lookup_max=5"
-    assert ran(wired.stages_run("dvc", "exp", "run", "-S", window)) == {"bench@ngram", "report"}
+    stages = wired.stages_run("dvc", "exp", "run", "-S", window)
+    assert ran(stages) == {"bench@ngram", "sampling@ngram", "report"}
 
 
 def test_a_new_row_runs_what_it_serves_itself_and_the_report(wired: Workspace) -> None:
@@ -147,7 +150,7 @@ def test_a_new_row_runs_what_it_serves_itself_and_the_report(wired: Workspace) -
         *("dvc", "exp", "run", "-S", "+draft_models.few.num_layers=6"),
         *("-S", "+methods.few={method: draft_model, section: spec, head: models/draft/few}"),
     )
-    assert ran(stages) == {"draft_model@few", "bench@few", "report"}
+    assert ran(stages) == {"draft_model@few", "bench@few", "sampling@few", "report"}
 
 
 def test_another_learning_rate_of_eagle3_leaves_medusa_alone(wired: Workspace) -> None:
@@ -156,8 +159,9 @@ def test_another_learning_rate_of_eagle3_leaves_medusa_alone(wired: Workspace) -
     )
     stages = ran(wired.stages_run("dvc", "repro"))
     assert {"train_medusa@three_heads", "draft_model@first_layers", "foreign_head@noised",
-            "spoiled_head@wrong_width", "bench@medusa", "bench@noised"} <= stages  # fmt: skip
-    assert stages.isdisjoint({"train", "bench@none", "bench@ngram", "bench@eagle3"})
+            "spoiled_head@wrong_width", "bench@medusa", "bench@noised",
+            "sampling@medusa"} <= stages  # fmt: skip
+    assert stages.isdisjoint({"train", "bench@none", "bench@ngram", "bench@eagle3", *SAMPLING})
     wired.run("git", "commit", "--quiet", "--all", "-m", "every row")
     try:
         stages = ran(wired.stages_run("dvc", "exp", "run", "-S", "train.lr=3e-4"))
@@ -173,6 +177,17 @@ def test_another_learning_rate_of_eagle3_leaves_medusa_alone(wired: Workspace) -
         )
     finally:
         wired.run("git", "reset", "--quiet", "--hard", "HEAD~1")
+
+
+def test_another_load_benches_again_and_samples_nothing(wired: Workspace) -> None:
+    stages = wired.stages_run("dvc", "exp", "run", "-S", "bench.rates=[2.5]")
+    assert ran(stages) == {"bench@none", "bench@ngram", "bench@eagle3", "report"}
+
+
+def test_a_row_of_another_tool_brings_in_that_row_and_the_report(wired: Workspace) -> None:
+    imported = "+imported.rented={source: a.json, reference: null, num_speculative_tokens: 3}"
+    stages = wired.stages_run("dvc", "exp", "run", "-S", imported)
+    assert ran(stages) == {"imported@rented", "report"}
 
 
 def test_an_experiment_in_a_temporary_folder_leaves_the_workspace_alone(wired: Workspace) -> None:
