@@ -42,16 +42,18 @@ def acceptance(counts: dict[str, int], k: int) -> dict[str, Any]:
 
     Raises:
         ValueError: when the engine exports no such counters, or when they contradict each other:
-            rates that rise with the position, or that do not sum to acceptance length - 1.
+            rates that rise with the position or start above 1, or that do not sum to acceptance
+            length - 1.
     """
     if "num_drafts" not in counts:
         raise ValueError("the engine exports no speculation counters: it is not speculating")
     drafts = counts["num_drafts"]
+    at = [counts.get(f"accepted_at_{position}", 0) for position in range(k)]
+    falling = [drafts, *at]
+    if sum(at) != counts["num_accepted_tokens"] or sorted(falling, reverse=True) != falling:
+        raise ValueError(f"acceptance counters contradict each other: {counts}")
     if drafts == 0:
         return {"num_drafts": 0}
-    at = [counts.get(f"accepted_at_{position}", 0) for position in range(k)]
-    if sum(at) != counts["num_accepted_tokens"] or sorted(at, reverse=True) != at:
-        raise ValueError(f"acceptance counters contradict each other: {counts}")
     return {
         "num_drafts": drafts,
         "num_draft_tokens": counts["num_draft_tokens"],
@@ -63,6 +65,9 @@ def acceptance(counts: dict[str, int], k: int) -> dict[str, Any]:
 
 def conditional(rates: list[float]) -> list[float | None]:
     """Acceptance at each position where all before it were accepted: rate i / rate i-1.
+
+    A draft that ended before a position (n-gram and suffix may draft fewer than K tokens) counts
+    as not accepted there.
 
     Args:
         rates: Unconditional, by position from 0.

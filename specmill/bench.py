@@ -38,7 +38,7 @@ def measure(
     """Measure every phase, round by round, and compare the outputs.
 
     Raises:
-        DoesNotFit: when the engine gives up with the method after it has served the reference.
+        DoesNotFit: when the engine refuses the method after it has served the reference.
     """
     recording = Recording()
     for phase in phases:
@@ -61,8 +61,8 @@ def _measure_phase(
             records = cache.get(unit)
             if records is None:
                 records = _measure_unit(unit, phase, bench, fleet)
+                cache.put_servers(fleet.facts)  # before what these servers measured
                 cache.put(unit, records)
-                cache.put_servers(fleet.facts)
             measured += records
         if number + 1 >= _LEAST_ROUNDS and precise_enough(measured, bench):
             break
@@ -74,10 +74,6 @@ def _measure_unit(
 ) -> list[dict[str, Any]]:
     beside = bench.reference == "beside"
     fleet.keep(phase if beside else [run for run, _ in unit])
-    if beside:  # both are up before either is measured
-        for run in phase:
-            fleet.server(run)
-
     records = []
     for run, cell in unit:
         name, server = fleet.server(run)
@@ -100,13 +96,14 @@ def precise_enough(cells: list[dict[str, Any]], bench: Bench) -> bool:
 def _compare(
     reference: Run, measured: list[dict[str, Any]], rounds: list[list[Cell]], fleet: Fleet
 ) -> list[dict[str, Any]]:
-    """Where outputs differ, asked of the reference, which is started again if it is not up."""
-    fleet.keep([reference])
+    """Where outputs differ, asked of the reference, which is started if need be."""
+    pairs = [pair for pair in pair_up(measured) if not pair.is_identical]
+    if not pairs:
+        return []
     sent = {(cell.round, cell.number): cell for cells in rounds for cell in cells}
-
+    fleet.keep([reference])
     _, server = fleet.server(reference)
-
-    return asyncio.run(find_divergences(pair_up(measured), sent, server, fleet.timeout_s))
+    return asyncio.run(find_divergences(pairs, sent, server, fleet.timeout_s))
 
 
 def not_served(reason: DoesNotFit, k: int, bench: Bench) -> dict[str, Any]:

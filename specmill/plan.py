@@ -6,6 +6,9 @@
 
 beside:   c1 none, c1 K | c2 K, c2 none | c3 none, c3 K ...    both servers up, order alternating
 bracket:  none c1 c2 ..., K c1 c2 ... | K ..., none ... | ...  one server up, rounds mirrored
+
+Beside, each category's own order alternates too, from cell to cell and from round to round: with an
+even number of categories it would else always be the same.
 """
 
 from collections.abc import Iterator
@@ -64,8 +67,13 @@ class Cell:
     ids: tuple[list[int], ...]
     """What is sent: the prompts' token ids behind their context."""
     fresh: bool
-    """False when an earlier cell sent some of these prompts too: who remembers answers (suffix
-    decoding) finds them again. The prefix cache does not: every cell has a salt of its own."""
+    """False when an earlier request sent one of these prompts too: who remembers answers (suffix
+    decoding) finds them again. The prefix cache does not: every request has a salt of its own."""
+
+    @property
+    def kind(self) -> tuple[Load, int, str]:
+        """What it has in common with its other measurements."""
+        return self.load, self.context, self.category
 
     @property
     def key(self) -> str:
@@ -132,9 +140,12 @@ def units(phase: list[Run], cells: list[Cell], beside: bool) -> Iterator[list[tu
     """One round of a phase in order; what must be measured without a pause stands together."""
     number = cells[0].round
     if beside:
-        for index, cell in enumerate(cells):
+        turns: dict[tuple[Load, int, str], int] = {}
+        for cell in cells:
+            turn = turns.get(cell.kind, cell.number + number)
+            turns[cell.kind] = turn + 1
             pair = [(run, cell) for run in phase]
-            yield pair[::-1] if (index + number) % 2 else pair
+            yield pair[::-1] if turn % 2 else pair
     else:
         for run in phase[::-1] if number % 2 else phase:
             for cell in cells:

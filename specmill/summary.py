@@ -65,13 +65,12 @@ def without_empty_lists(tree: dict[str, Any]) -> dict[str, Any]:
 
 def _places(pairs: list[Pair]) -> list[tuple[Any, ...]]:
     """Coordinates of every row, in order: K rising, `all` before the categories."""
-    found: dict[tuple[Any, ...], None] = {}
+    found: dict[tuple[Any, ...], dict[str, None]] = {}
     for pair in sorted(pairs, key=lambda pair: pair.method["k"] or 0):
         cell = pair.method
         where = (cell["k"] or 0, cell["concurrency"], cell["rate"], cell["context"])
-        found[(*where, ALL)] = None
-    categories = dict.fromkeys(pair.method["category"] for pair in pairs)
-    return [(*where[:-1], name) for where in found for name in (ALL, *categories)]
+        found.setdefault(where, {ALL: None})[cell["category"]] = None
+    return [(*where, category) for where, names in found.items() for category in names]
 
 
 def _is_at(pair: Pair, place: tuple[Any, ...]) -> bool:
@@ -95,7 +94,7 @@ def _figures(pairs: list[Pair], k: int, bench: Bench) -> dict[str, Any]:
     reference = [pair.reference for pair in pairs]
     requests = [request for cell in cells for request in cell["requests"]]
     counts = add([cell["counters"] for cell in cells])
-    ratio = paired_ratio([one for pair in pairs for one in pair.ratios], drift(pairs))
+    ratio = paired_ratio([pair.ratio for pair in pairs], drift(pairs))
     tokens = sum(len(request["output_ids"]) for request in requests)
     wall_s = sum(float(cell["wall_s"]) for cell in cells)
     bounds = {"max_ttft_ms": bench.max_ttft_ms, "max_itl_ms": bench.max_itl_ms}

@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from specmill import compat, paths
 from specmill.bench import measure, not_served
@@ -28,7 +29,7 @@ from specmill.recording import CellCache, Recording
 from specmill.revision import code_state
 from specmill.samples import read_samples
 from specmill.section import DoesNotFit, entry
-from specmill.stage import open_stage
+from specmill.stage import Stage, open_stage
 from specmill.summary import by_name, headline_k, summarise, without_empty_lists
 from specmill.verifier import model_path
 
@@ -48,13 +49,7 @@ def main(name: str) -> None:
             "method": name,
             "served_by": method.method,
             "head": head_facts(head, verifier),
-            "provenance": code_state()
-            | {
-                "versions": compat.engine_versions(),
-                "reference": bench.reference,
-                "waited_s": stage.waited_s,
-                "load_1m_before": round(os.getloadavg()[0], 2),
-            },
+            "provenance": _provenance(stage),
         }
         prompts = read_samples(paths.PREPARED / "bench.parquet")
         rounds = plan_cells(prompts, bench)
@@ -85,18 +80,21 @@ def main(name: str) -> None:
         recording.write(raw, name)
         pace.remember(recording)
         rows, headline = summarise(Recording.read(raw), bench), headline_k(recording)
-        stage.write_metrics(
-            result,
-            about
-            | {
-                "num_speculative_tokens": headline,
-                "rows": rows,
-                "engine": without_empty_lists(recording.servers),
-            },
-        )
+        engine = without_empty_lists(recording.servers)
+        found = {"num_speculative_tokens": headline, "rows": rows, "engine": engine}
+        stage.write_metrics(result, about | found)
         # by name, for MLflow does not know rows; without K, so that every method has these columns
         stage.tracker.log_metrics(by_name(rows, headline))
         cache.clear()
+
+
+def _provenance(stage: Stage) -> dict[str, Any]:
+    return code_state() | {
+        "versions": compat.engine_versions(),
+        "reference": stage.params.bench.reference,
+        "waited_s": stage.waited_s,
+        "load_1m_before": round(os.getloadavg()[0], 2),
+    }
 
 
 if __name__ == "__main__":
