@@ -119,8 +119,8 @@ def _contents(folder: Path) -> dict[str, str]:
     if drawn:
         found["drawn"] = (
             f"hardly or never trained, by the look of their values: {', '.join(drawn)}; a "
-            "converter that does not find a tensor under its name leaves it as it was drawn, so compare names "
-            "and values with the original checkpoint"
+            "converter that does not find a tensor under its name leaves it as it was drawn, so "
+            "compare names and values with the original checkpoint"
         )
     return found
 
