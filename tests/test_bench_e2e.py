@@ -20,6 +20,7 @@ def result(pipeline: Workspace) -> dict[str, Any]:
         "bench.rounds": 2,
         "bench.concurrency": "[4]",
         "bench.rates": "[8.0]",
+        "bench.seconds": 3.0,
         "bench.context": "[0, 256]",
     }
     given = [word for key, value in changed.items() for word in ("-S", f"{key}={value}")]
