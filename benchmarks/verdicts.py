@@ -35,7 +35,7 @@ def noise(recording: Recording) -> dict[str, np.ndarray]:
     for pair in pair_up(recording.cells):
         cell = pair.method
         load = f"c{cell['concurrency']}" if cell["rate"] is None else f"r{cell['rate']:g}"
-        found.setdefault(load, []).extend(np.log(pair.ratios))
+        found.setdefault(load, []).append(float(np.log(pair.ratio)))
     return {load: np.array(logs) for load, logs in found.items()}
 
 

@@ -5,6 +5,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,14 @@ def server_starter(
     return start
 
 
+class Refused(DoesNotFit):
+    """Raised where the engine does not start with a method at one K."""
+
+    def __init__(self, k: int | None, message: str):
+        super().__init__(message)
+        self.k = k
+
+
 class Fleet:
     """Servers by run; to be used as a context manager, which stops what is left."""
 
@@ -81,7 +90,7 @@ class Fleet:
         """Have the servers of these runs up and no others: stop those, start and warm up these.
 
         Raises:
-            DoesNotFit: when the engine refuses the method though it has served a reference.
+            Refused: when the engine refuses the method though it has served a reference.
         """
         for label in self._up.keys() - {run.label for run in runs}:
             _, _, stack = self._up.pop(label)
@@ -115,7 +124,7 @@ class Fleet:
             except EngineRefused as error:
                 if run.speculative_config is None or not self.facts:
                     raise
-                raise DoesNotFit(f"vLLM does not start with it: {error.reason}") from error
+                raise Refused(run.k, f"vLLM does not start with it: {error.reason}") from error
             waves = asyncio.run(self._warm(server))
             self.facts[name] = compat.engine_facts(server.log.read_text(errors="replace")) | {
                 "startup_s": round(server.startup_s, 1),
@@ -131,5 +140,5 @@ class Fleet:
 
 
 def _most_in_flight(bench: Bench) -> list[int]:
-    """Requests in flight that a server will meet; an open loop's are at most those of a cell."""
-    return sorted({*bench.concurrency, *([bench.requests] if bench.rates else [])})
+    """Requests in flight that a server will meet; of an open loop, those of a second."""
+    return sorted({*bench.concurrency, *(ceil(rate) for rate in bench.rates)})

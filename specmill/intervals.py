@@ -39,13 +39,16 @@ class Ratio:
     num_pairs: int
 
     @property
-    def verdict(self) -> str:
-        """`faster` or `slower` when the whole interval is, else `no difference shown`."""
-        if self.low is not None and self.low > 1:
+    def verdict(self) -> str | None:
+        """`faster` or `slower` when the whole interval is, else `no difference shown`.
+
+        None without an interval: too little was measured to say even that.
+        """
+        if self.low is None or self.high is None:
+            return None
+        if self.low > 1:
             return FASTER
-        if self.high is not None and self.high < 1:
-            return SLOWER
-        return UNDECIDED
+        return SLOWER if self.high < 1 else UNDECIDED
 
 
 def paired_ratio(ratios: list[float], drift: float | None = 0.0) -> Ratio:

@@ -58,6 +58,18 @@ def pair_up(cells: list[Record]) -> list[Pair]:
     return pairs
 
 
+def distinct_ratios(pairs: list[Pair]) -> list[float]:
+    """One ratio for each set of prompts: the median where one was sent again.
+
+    What a prompt is like is no noise that repeating it would average out.
+    """
+    by_prompts: dict[tuple[str, ...], list[float]] = {}
+    for pair in pairs:
+        keys = tuple(sorted(request["sample_key"] for request in pair.method["requests"]))
+        by_prompts.setdefault(keys, []).append(pair.ratio)
+    return [median(ratios) for ratios in by_prompts.values()]
+
+
 def _place(cell: Record) -> tuple[Any, ...]:
     names = ("phase", "round", "concurrency", "rate", "context", "category", "number")
     return tuple(cell[name] for name in names)

@@ -6,7 +6,7 @@ from specmill.acceptance import acceptance, add, conditional, draft_coverage
 from specmill.intervals import paired_ratio
 from specmill.latency import goodput, latency
 from specmill.lossless import is_rounding
-from specmill.pairs import Pair, drift, pair_up, throughput
+from specmill.pairs import Pair, distinct_ratios, drift, pair_up, throughput
 from specmill.params_bench import Bench
 from specmill.recording import Recording
 from specmill.rows import PLACE, Row, load_name
@@ -36,13 +36,13 @@ def summarise(recording: Recording, bench: Bench) -> list[Row]:
             | _rounded(_figures(chosen, place[0], bench) | _outputs(chosen, differing))
             | _engine(chosen, recording.servers)
         )
+    return same_fields(rows)
+
+
+def same_fields(rows: list[Row]) -> list[Row]:
+    """The same rows, each with every field that any of them has."""
     names = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in names} for row in rows]
-
-
-def headline_k(recording: Recording) -> int:
-    """K of the method's first server, which is spec.tokens; 0 without speculation."""
-    return next(cell["k"] or 0 for cell in recording.cells if cell["role"] == "method")
 
 
 def by_name(rows: list[Row], k: int) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _figures(pairs: list[Pair], k: int, bench: Bench) -> dict[str, Any]:
     reference = [pair.reference for pair in pairs]
     requests = [request for cell in cells for request in cell["requests"]]
     counts = add([cell["counters"] for cell in cells])
-    ratio = paired_ratio([pair.ratio for pair in pairs], drift(pairs))
+    ratio = paired_ratio(distinct_ratios(pairs), drift(pairs))
     tokens = sum(len(request["output_ids"]) for request in requests)
     wall_s = sum(float(cell["wall_s"]) for cell in cells)
     bounds = {"max_ttft_ms": bench.max_ttft_ms, "max_itl_ms": bench.max_itl_ms}
@@ -110,6 +110,8 @@ def _figures(pairs: list[Pair], k: int, bench: Bench) -> dict[str, Any]:
         "verdict": ratio.verdict,
         **latency(requests),
         "goodput": goodput(requests, wall_s, bounds),
+        "mean_in_flight": sum(r["chunk_s"][-1] - r["sent_s"] for r in requests) / wall_s,
+        "longest_request": max(r["num_prompt_tokens"] + len(r["output_ids"]) for r in requests),
         "fresh_prompts": all(cell["fresh_prompts"] for cell in cells),
         "one_execution": len({cell["execution"] for cell in [*cells, *reference]}) == 1,
         "load_1m": max(cell["load_1m"] for cell in [*cells, *reference]),
@@ -117,7 +119,8 @@ def _figures(pairs: list[Pair], k: int, bench: Bench) -> dict[str, Any]:
     if "engine_steps" in counts:
         figures["tokens_per_engine_step"] = tokens / counts["engine_steps"]
     if k:
-        figures |= draft_coverage(counts, tokens, len(requests))
+        chunks = sum(len(request["chunk_s"]) for request in requests)
+        figures |= draft_coverage(counts, tokens, len(requests), chunks)
         accepted = acceptance(counts, k)
         rates = accepted.pop("acceptance_rate_pos", [])
         for name, values in (("rate", rates), ("given", conditional(rates))):
