@@ -19,6 +19,14 @@ def is_lossless(name: str, results: Results) -> bool:
     return num_wrong(name, results) == 0 and sampled is not False
 
 
+def marked(results: Results, mark: str = " (not lossless)") -> Results:
+    """The results with a mark behind the name of what is not lossless, to be shown with it."""
+    return {
+        name if is_lossless(name, results) else f"{name}{mark}": result
+        for name, result in results.items()
+    }
+
+
 def num_wrong(name: str, results: Results) -> int:
     """Greedy answers that left the reference's by more than rounding, at loads that can tell.
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from specmill.causes import heads_section
-from specmill.fidelity import fidelity_section, is_lossless
+from specmill.fidelity import fidelity_section, marked
 from specmill.notes import engine_table, notes
 from specmill.rows import Results, headline_rows, load_label, load_name, load_order, load_sentence
 from specmill.samples import ALL
@@ -47,8 +47,8 @@ def comparison(results: Results, hardware: dict[str, Any], verifier: dict[str, A
         f"{hardware['cpu_model']}, {hardware['num_usable_cores']} cores"
     )
     rows = [
-        (name if is_lossless(name, results) else f"{name} (**not lossless**)", row)
-        for name, result in results.items()
+        (name, row)
+        for name, result in marked(results, " (**not lossless**)").items()
         for row in result["rows"]
     ]
     sampling = {

@@ -90,11 +90,12 @@ def speedup_by_load_rows(results: Results) -> list[Row]:
 
 
 def speedup_by_k_rows(results: Results) -> list[Row]:
-    """Speed-up and its interval by K and load, over all prompt types."""
+    """Speed-up and its interval by K and load, over all prompt types; K is above 0."""
     found = [
         _speedup(method, row)
         for method, row in _by_load(results, every_k=True)
-        if row["category"] == ALL and row.get("speedup") is not None
+        if row["category"] == ALL and row["num_speculative_tokens"]
+        if row.get("speedup") is not None
     ]
     return found or [_no_speedup(results)]
 

@@ -2,7 +2,7 @@
 
 Reads    reports/bench/NAME.json, reports/sampling/NAME.json, reports/hardware.json,
          models/verifier/identity.json
-Writes   reports/comparison.md          prompt type, baseline, method, change
+Writes   reports/comparison.md          the answer, tables by load, what stands behind them
          reports/PLOT.svg               every plot as a picture
 Plots    reports/plots/PLOT.json        for PLOT
              acceptance                 acceptance by position
@@ -10,13 +10,14 @@ Plots    reports/plots/PLOT.json        for PLOT
              speedup                    speed-up by prompt type, with intervals
              speedup_by_load            speed-up by requests in flight, or per second
              speedup_by_k               speed-up by K and load
-Metrics  reports/summary.json           headline figures by method and concurrency
+Metrics  reports/summary.json           headline figures by method and load
 Params   methods, imported
 
 Run      dvc repro report
 """
 
 from specmill import paths
+from specmill.fidelity import marked
 from specmill.files import read_json, write_atomically, write_json
 from specmill.pictures import PICTURES
 from specmill.report import comparison, summary_metrics
@@ -34,7 +35,7 @@ def main() -> None:
             results[name]["sampling"] = read_json(paths.SAMPLING / f"{name}.json")
         table = comparison(results, read_json(paths.HARDWARE), read_json(paths.IDENTITY))
         write_atomically(paths.REPORTS / "comparison.md", table.encode())
-        for name, rows in plot_rows(results).items():
+        for name, rows in plot_rows(marked(results)).items():
             write_json(paths.REPORTS / "plots" / f"{name}.json", rows)
             PICTURES[name](rows, paths.REPORTS / f"{name}.svg")
         stage.write_metrics(paths.REPORTS / "summary.json", summary_metrics(results))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specmill.fidelity import fidelity_section, is_lossless, num_wrong
+from specmill.fidelity import fidelity_section, is_lossless, marked, num_wrong
 from tests.benches import comparable
 from tests.surfaces import place
 
@@ -81,6 +81,14 @@ def test_samples_that_failed_make_a_method_not_lossless_too(
     results["ngram"]["sampling"] = {"lossless": lossless}
     assert is_lossless("ngram", results) is expected
     assert is_lossless("eagle3", results)
+
+
+def test_what_is_not_lossless_is_shown_with_a_mark(results: Results) -> None:
+    assert marked(results) == results
+    results["ngram"]["sampling"] = {"lossless": False}
+    assert list(marked(results)) == ["none", "ngram (not lossless)", "eagle3"]
+    assert list(marked(results, "!")) == ["none", "ngram!", "eagle3"]
+    assert marked(results)["ngram (not lossless)"] is results["ngram"]
 
 
 def test_without_none_methods_are_still_judged(results: Results) -> None:

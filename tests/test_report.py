@@ -10,7 +10,7 @@ from specmill import epilogue
 from specmill.imported import import_result
 from specmill.params_imported import Imported
 from specmill.report import comparison, summary_metrics
-from tests.benches import comparable, result, row
+from tests.benches import alone, comparable, result, row
 from tests.surfaces import place
 from tests.workspace import ROOT
 
@@ -188,6 +188,16 @@ def test_a_row_of_another_tool_stands_among_the_others(results: Results) -> None
     assert line in section(text, "2 requests in flight")
     assert "Drift" not in section(text, "2 requests in flight")
     assert "- rented was not measured here: vllm_detailed.json of vllm bench serve, " in text
+
+
+@pytest.mark.parametrize("baseline", [None, 900.0])
+def test_the_baseline_of_another_tool_does_not_drift_from_ours(
+    results: Results, baseline: float | None
+) -> None:
+    figures = alone(950.0) | {"reference_tokens_per_s": baseline, "remarks": None}
+    source = {"file": "a.json", "tool": "guidellm", "measured_at": "2026", "model": "big"}
+    rented = result(3, [row(3, 8, "all", figures)]) | {"source": source | {"reference": None}}
+    assert "ngram -2%, eagle3 +0.0%. Compare" in compared(results | {"rented": rented})
 
 
 def test_the_summary_holds_a_handful_of_figures_over_all_at_the_headline_k(

@@ -157,6 +157,13 @@ def test_speedup_by_k_has_every_k_over_all_prompt_types(results: Results) -> Non
     ]
 
 
+def test_none_beside_itself_is_in_the_speedups_and_not_in_the_map_of_k(results: Results) -> None:
+    results["none"]["rows"][0] |= figures(1.0, verdict=NO_DIFFERENCE)
+    assert ("none", 1.0) in picked(speedup_rows(results), "method", "speedup")
+    assert ("none", 1.0) in picked(speedup_by_load_rows(results), "method", "speedup")
+    assert "none" not in {row["method"] for row in speedup_by_k_rows(results)}
+
+
 def test_a_method_that_is_not_served_changes_no_plot(results: Results) -> None:
     served = {name: result for name, result in results.items() if name != "narrow"}
     assert plot_rows(results) == plot_rows(served)
