@@ -160,7 +160,6 @@ def _wait_until_healthy(
 
 _RESUME = """
 import os, signal, sys
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 signal.sigwait([signal.SIGTERM])
 os.killpg(int(sys.argv[1]), signal.SIGCONT)
 """
@@ -170,13 +169,19 @@ os.killpg(int(sys.argv[1]), signal.SIGCONT)
 def _resumed_when_orphaned(group: int) -> Iterator[None]:
     """Have a paused engine go on when this process is killed outright: it could not end."""
     prctl = ctypes.CDLL(None).prctl
+
+    def prepare() -> None:
+        # blocked before it can come: SIGTERM is what the guard waits for, also while it starts
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
     guard = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _RESUME, str(group)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,  # DVC reads a stage's output to its end
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+        preexec_fn=prepare,
     )
     try:
         yield

@@ -23,7 +23,7 @@ def summarise(recording: Recording, bench: Bench) -> list[Row]:
         Throughput is output tokens over wall seconds, summed over cells, so that `all` is weighted
         by tokens; `speedup` is the median of paired ratios with its 95% interval
         (specmill/pairs.py, intervals.py). `one_execution` is False when an interrupted stage went
-        on later. The engine's facts (`model_runner` ...) are texts, None of a recording without
+        on later. The engine's facts (`model_runner` ...) are texts, None where it did not state
         them.
     """
     pairs = pair_up(recording.cells)
@@ -160,7 +160,7 @@ def _engine(pairs: list[Pair], servers: dict[str, dict[str, Any]]) -> dict[str, 
     ran = [servers[name] for name in dict.fromkeys(pair.method["server"] for pair in pairs)
            if name in servers]  # fmt: skip
     return {
-        name: " | ".join(dict.fromkeys(str(facts[name]) for facts in ran)) or None
+        name: " | ".join(dict.fromkeys(str(f[name]) for f in ran if f[name] is not None)) or None
         for name in _FACTS
     }
 

@@ -71,7 +71,8 @@ def main(name: str) -> None:
         pace = Pace(paths.CACHE / "bench_pace.json", verifier, inputs["hardware"])
         beside = bench.reference == "beside"
         heldout = read_samples(paths.PREPARED / "heldout.parquet")
-        warmup = warmup_prompts(heldout, max(bench.context))
+        room = verifier["max_model_len"] - bench.max_tokens
+        warmup = warmup_prompts(heldout, max(bench.context), room)
         try:
             configs = speculative_configs(name, method, ks, verifier)
             phases = plan_phases(configs, bench.reference)

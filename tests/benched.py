@@ -13,6 +13,7 @@ def bench_section(**changes: Any) -> Bench:
         "reference": "beside",
         "concurrency": [1],
         "rates": [],
+        "seconds": 0.01,
         "context": [0],
         "requests": 2,
         "rounds": 1,
@@ -64,7 +65,11 @@ def drafted(num_drafts: int, *at: int) -> dict[str, int]:
 
 
 def cell(role: str, wall_s: float, *requests: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """The record of a cell of coding with one request in flight, K = 2 of a method."""
+    """The record of a cell of coding with one request in flight, K = 2 of a method.
+
+    Without requests it has one of four tokens, whose prompt no other cell of its method has.
+    """
+    place = [str(changes.get(name, 0)) for name in ("category", "round", "number")]
     k = changes.get("k", 2 if role == "method" else None)
     values = {
         "role": role,
@@ -84,7 +89,7 @@ def cell(role: str, wall_s: float, *requests: dict[str, Any], **changes: Any) ->
         "load_1m": 0.5,
         "wall_s": wall_s,
         "counters": drafted(0, *[0] * k) if k else {},
-        "requests": list(requests) or [answer([1, 2, 3, 4], wall_s)],
+        "requests": list(requests) or [answer([1, 2, 3, 4], wall_s, key=" ".join(place))],
     }
     assert changes.keys() <= values.keys()
     return values | changes

@@ -72,6 +72,10 @@ class FakeServer(Server):
         self.fake.paused = False
 
 
+class _Http(ThreadingHTTPServer):
+    request_queue_size = 128  # a full queue drops connections, which are tried again a second later
+
+
 class FakeVllm:
     """Answers over HTTP in vLLM's format. Token ids of a text are its UTF-8 bytes.
 
@@ -139,7 +143,7 @@ class FakeVllm:
                 self.end_headers()
                 self.wfile.write(content)
 
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        with _Http(("127.0.0.1", 0), Handler) as http:
             thread = threading.Thread(target=http.serve_forever, args=(0.01,))
             thread.start()
             try:

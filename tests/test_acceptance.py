@@ -122,24 +122,39 @@ def test_coverage_counts_the_steps_without_a_draft() -> None:
     # two requests, 22 tokens: 2 come from prefills, 20 from decode steps; 4 drafts had 6 tokens
     # accepted, so 4 steps gave 4 + 6 and 10 steps gave one each
     counts = {"num_drafts": 4, "num_draft_tokens": 12, "num_accepted_tokens": 6}
-    found = draft_coverage(counts, output_tokens=22, num_requests=2)
+    found = draft_coverage(counts, output_tokens=22, num_requests=2, num_chunks=2 + 14)
     assert found == {"draft_coverage": 4 / 14, "tokens_per_step": 20 / 14}
 
 
 def test_with_a_draft_at_every_step_tokens_per_step_is_acceptance_length() -> None:
     counts = {"num_drafts": 10, "num_accepted_tokens": 5}
-    found = draft_coverage(counts, output_tokens=16, num_requests=1)
+    found = draft_coverage(counts, output_tokens=16, num_requests=1, num_chunks=11)
     assert found == {"draft_coverage": 1.0, "tokens_per_step": 1.5}
 
 
-def test_tokens_accepted_beyond_the_end_of_an_answer_make_no_coverage_above_one() -> None:
-    # the last of 10 steps accepted 3 tokens of which the answer had room for 1
+def test_tokens_accepted_beyond_the_end_of_an_answer_are_no_step_less() -> None:
+    # 12 steps of which 2 had no draft; the last accepted 3 tokens, the answer had room for 1: by
+    # the counters alone it would be 18 - 8 = 10 steps
+    counts = {"num_drafts": 10, "num_accepted_tokens": 8}
+    found = draft_coverage(counts, output_tokens=19, num_requests=1, num_chunks=13)
+    assert found == {"draft_coverage": 10 / 12, "tokens_per_step": 18 / 12}
+
+
+@pytest.mark.parametrize("num_chunks", [1, 5, 14])
+def test_steps_that_came_joined_in_one_chunk_are_counted_by_tokens(num_chunks: int) -> None:
+    # the 14 steps of the first test, but the reader was slow
+    counts = {"num_drafts": 4, "num_draft_tokens": 12, "num_accepted_tokens": 6}
+    found = draft_coverage(counts, output_tokens=22, num_requests=2, num_chunks=num_chunks)
+    assert found == {"draft_coverage": 4 / 14, "tokens_per_step": 20 / 14}
+
+
+def test_there_are_never_fewer_steps_than_drafts() -> None:
     counts = {"num_drafts": 10, "num_accepted_tokens": 7}
-    found = draft_coverage(counts, output_tokens=16, num_requests=1)
+    found = draft_coverage(counts, output_tokens=16, num_requests=1, num_chunks=1)
     assert found == {"draft_coverage": 1.0, "tokens_per_step": 1.5}
 
 
 def test_answers_of_one_token_have_no_coverage() -> None:
     counts = {"num_drafts": 0, "num_accepted_tokens": 0}
-    found = draft_coverage(counts, output_tokens=3, num_requests=3)
+    found = draft_coverage(counts, output_tokens=3, num_requests=3, num_chunks=3)
     assert found == {"draft_coverage": None, "tokens_per_step": None}

@@ -1,3 +1,4 @@
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ from specmill.bench import not_served, precise_enough
 from specmill.params_bench import Bench
 from specmill.plan import Cell, plan_cells
 from specmill.section import DoesNotFit
+from specmill.summary import summarise
 from tests.benched import bench_section, both, prompts
 from tests.lab import Lab, places
 
@@ -172,13 +174,34 @@ def test_where_outputs_differ_the_reference_is_asked_how_likely_each_token_was(
     assert [one["prompt"] for one in asked if "logprobs" in one] == [[5, 10, 11, 12], [5, 30]]
 
 
-def test_a_method_that_is_refused_ends_the_bench_without_another_cell(lab: Lab) -> None:
-    rounds, bench = plan()
-    lab.refused = {"method_k3"}
+@pytest.mark.parametrize("reference", ["beside", "bracket"])
+def test_a_method_that_is_refused_at_every_k_does_not_fit(lab: Lab, reference: str) -> None:
+    rounds, bench = plan(reference=reference)
+    lab.refused = {"method_k3", "method_k1"}
     with pytest.raises(DoesNotFit, match="no such head"):
-        lab.measure(ONE, rounds, bench)
-    assert lab.asked() == []
-    assert lab.events == ["+ reference_k0_0", "- reference_k0_0"]
+        lab.measure({3: {"k": 3}, 1: {"k": 1}}, rounds, bench)
+    assert lab.starts == ["reference_k0_0"]
+    assert lab.events[-1] == "- reference_k0_0"
+
+
+@pytest.mark.parametrize("refused", [3, 1, 2])
+@pytest.mark.parametrize("reference", ["beside", "bracket"])
+def test_a_k_that_is_refused_is_left_out_and_the_others_are_measured_once(
+    lab: Lab, reference: str, refused: int
+) -> None:
+    rounds, bench = plan(rounds=2, reference=reference)
+    lab.refused = {f"method_k{refused}"}
+    recording = lab.measure(SWEEP, rounds, bench)
+    assert recording.refused == {
+        str(refused): "vLLM does not start with it: ValueError: no such head"
+    }
+    measured = Counter(place.split()[0] for place in places(recording))
+    others = {f"method_k{k}": 4 for k in SWEEP if k != refused}
+    assert measured == others | {"reference_k0": 4 * (2 if reference == "beside" else 1)}
+    assert len(lab.asked()) == len(recording.cells)
+    assert {row["num_speculative_tokens"] for row in summarise(recording, bench)} == {
+        k for k in SWEEP if k != refused
+    }
 
 
 def test_the_row_of_a_method_that_is_not_served_has_its_places_and_the_reason() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specmill.fleet import Fleet
+from specmill.fleet import Fleet, Refused
 from specmill.plan import Run
 from specmill.section import DoesNotFit
 from specmill.server import EngineRefused
@@ -99,13 +99,12 @@ def test_names_of_k_1_and_k_10_are_counted_apart(lab: Lab) -> None:
     assert list(fleet.facts) == ["method_k10_0", "method_k1_0"]
 
 
-def test_a_server_of_an_open_loop_is_warmed_up_with_all_requests_of_a_cell(lab: Lab) -> None:
-    with fleet_of(lab, concurrency=[], rates=[2.0], requests=3) as fleet:
+def test_a_server_of_an_open_loop_is_warmed_up_with_what_arrives_in_a_second(lab: Lab) -> None:
+    with fleet_of(lab, concurrency=[], rates=[2.5, 0.1]) as fleet:
         fleet.keep([REFERENCE])
-    assert list(fleet.facts["reference_k0_0"]["warmup_waves"]) == ["c3"]
+    assert list(fleet.facts["reference_k0_0"]["warmup_waves"]) == ["c1", "c3"]
     (fake,) = lab.fakes["reference_k0_0"]
-    assert len(fake.requests) % 3 == 0
-    assert len(fake.requests) >= 6
+    assert len(fake.requests) >= 2 * (1 + 3)
 
 
 def test_a_method_that_the_engine_refuses_does_not_fit_once_its_reference_was_served(
@@ -113,9 +112,11 @@ def test_a_method_that_the_engine_refuses_does_not_fit_once_its_reference_was_se
 ) -> None:
     lab.refused = {"method_k3"}
     with pytest.raises(
-        DoesNotFit, match=r"^vLLM does not start with it: ValueError: no such head$"
-    ):
+        Refused, match=r"^vLLM does not start with it: ValueError: no such head$"
+    ) as caught:
         fleet.keep([REFERENCE, THREE])
+    assert caught.value.k == 3
+    assert isinstance(caught.value, DoesNotFit)
 
 
 def test_that_it_was_served_by_an_earlier_execution_is_enough(lab: Lab) -> None:

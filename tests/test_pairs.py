@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specmill.intervals import UNDECIDED, paired_ratio
-from specmill.pairs import pair_up, throughput
+from specmill.pairs import distinct_ratios, pair_up, throughput
 from tests.benched import answer, both, cell, request
 
 
@@ -92,3 +92,42 @@ def test_requests_of_an_open_loop_are_no_pairs_of_their_own() -> None:
         by_request += paired_ratio(single).verdict != UNDECIDED
     assert by_cell / 200 <= 0.07
     assert by_request / 200 > 0.12
+
+
+def test_prompts_that_were_sent_again_give_one_ratio_the_median() -> None:
+    seconds = [1.0, 4.0, 2.0]
+    again = [one for n, wall_s in enumerate(seconds)
+             for one in (cell("reference", wall_s, answer([1] * 4, 1.0, "a"), round=n),
+                         cell("method", 1.0, answer([1] * 4, 1.0, "a"), round=n))]  # fmt: skip
+    other = both(3.0, 1.0, number=9)
+    assert distinct_ratios(pair_up(again + other)) == [2.0, 3.0]
+
+
+def test_the_same_prompts_in_another_order_are_the_same_set_and_part_of_them_is_another() -> None:
+    a, b = answer([1] * 4, 1.0, "a"), answer([1] * 4, 1.0, "b")
+    records = []
+    for number, answers in enumerate(([a, b], [b, a], [a], [a, a])):
+        for role in ("reference", "method"):
+            records.append(cell(role, 1.0, *answers, number=number))
+    assert len(distinct_ratios(pair_up(records))) == 3
+
+
+def test_sending_the_same_prompts_again_does_not_make_a_sample_of_them_larger() -> None:
+    """Prompts suit a method more or less, by 10%; on average they are no faster with it."""
+    generator = np.random.default_rng(17)
+    once = as_if_new = 0
+    for _ in range(200):
+        suits = 0.1 * generator.standard_normal(8)
+        records = []
+        for number in range(5):
+            for prompt, faster in enumerate(suits):
+                noise = 0.02 * generator.standard_normal()
+                asked = answer([1] * 4, 1.0, f"prompt {prompt}")
+                place = {"round": number, "number": prompt}
+                records.append(cell("reference", float(np.exp(faster + noise)), asked, **place))
+                records.append(cell("method", 1.0, asked, **place))
+        pairs = pair_up(records)
+        once += paired_ratio(distinct_ratios(pairs)).verdict != UNDECIDED
+        as_if_new += paired_ratio([pair.ratio for pair in pairs]).verdict != UNDECIDED
+    assert once / 200 <= 0.07
+    assert as_if_new / 200 > 0.2

@@ -75,19 +75,45 @@ def test_with_one_request_in_flight_a_cell_is_one_request_else_a_full_wave() -> 
     assert all(cell.fresh for cell in cells)
 
 
-def test_closed_loops_come_before_open_ones_and_each_with_every_context() -> None:
-    bench = bench_section(concurrency=[4], rates=[2.5], context=[0, 2], requests=1)
-    samples = prompts("coding", 9)
-    (cells,) = plan_cells(samples, bench)
-    assert [(cell.load, cell.context) for cell in cells] == [
-        (Load(concurrency=4), 0),
-        (Load(concurrency=4), 2),
-        (Load(rate=2.5), 0),
-        (Load(rate=2.5), 2),
+def test_every_context_has_every_load_closed_loops_first() -> None:
+    bench = bench_section(concurrency=[4, 2], rates=[2.0], context=[0, 2], requests=1, seconds=1.0)
+    (cells,) = plan_cells(prompts("coding", 40), bench)
+    loads = [Load(concurrency=4), Load(concurrency=2), Load(rate=2.0)]
+    assert [(cell.context, cell.load) for cell in cells] == [
+        (context, load) for context in (0, 2) for load in loads
     ]
-    assert [len(cell.prompts) for cell in cells] == [4, 4, 1, 1]
-    assert [len(ids) for ids in cells[3].ids] == [2 + 2]
-    assert cells[3].ids[0][2:] == cells[3].prompts[0].prompt_token_ids
+    assert [len(ids) for ids in cells[5].ids] == [2 + 2] * 2
+    assert cells[5].ids[0][2:] == cells[5].prompts[0].prompt_token_ids
+
+
+def test_a_cell_of_an_open_loop_is_a_stream_of_all_categories_in_turn() -> None:
+    bench = bench_section(concurrency=[], rates=[2.5, 0.1], seconds=2.0)
+    samples = prompts("maths", 9, 30) + prompts("coding", 9, 10)
+    (cells,) = plan_cells(samples, bench)
+    # bench.requests cells of 2.5 a second for 2 s, at least two requests
+    assert [(cell.load.label, cell.category, last_ids(cell)) for cell in cells] == [
+        ("r2.5", "all", [10, 30, 11, 31, 12]),
+        ("r2.5", "all", [13, 32, 14, 33, 15]),
+        ("r0.1", "all", [16, 34]),
+        ("r0.1", "all", [17, 35]),
+    ]
+    assert all(cell.fresh for cell in cells)
+
+
+def test_closed_and_open_loops_draw_from_the_same_prompts() -> None:
+    bench = bench_section(concurrency=[2], rates=[3.0], seconds=1.0, requests=1, rounds=2)
+    samples = prompts("maths", 5, 30) + prompts("coding", 7, 10)
+    rounds = plan_cells(samples, bench)
+    assert [[(last_ids(cell), cell.fresh) for cell in cells] for cells in rounds] == [
+        [([10, 11], True), ([30, 31], True), ([12, 32, 13], True)],
+        # coding has one more than is drawn, maths one less
+        [([14, 15], True), ([33, 34], True), ([16, 30, 10], False)],
+    ]
+
+
+def test_without_prompts_there_is_nothing_to_measure() -> None:
+    with pytest.raises(ValueError, match=r"there are no bench prompts \(prepare\.bench\)"):
+        plan_cells([], bench_section())
 
 
 def test_every_round_has_the_same_cells_with_other_prompts() -> None:
@@ -160,16 +186,22 @@ def test_bracket_measures_all_cells_of_a_server_before_the_next_and_mirrors_roun
     assert found == [there, back, there]
 
 
-def test_the_warmup_sends_prompts_that_no_round_sends_and_without_their_first_token() -> None:
-    samples = prompts("coding", 4, 10) + prompts("maths", 3, 20)
-    rounds = plan_cells(samples, bench_section(requests=1, rounds=2))
-    assert warmup_prompts(samples, rounds) == [[12], [13], [22]]
+def test_the_warmup_sends_heldout_prompts_behind_the_longest_context() -> None:
+    heldout = [sample([1, 2], [3], split="heldout"), sample([4], [5, 6], split="heldout")]
+    assert warmup_prompts(heldout, 0, room=8) == [[1, 2], [4]]
+    assert warmup_prompts(heldout, 2, room=8) == [[5, 6, 1, 2], [2, 3, 4]]
 
 
-def test_where_every_prompt_is_sent_the_warmup_sends_those_of_the_first_cells() -> None:
-    samples = prompts("coding", 10)
-    rounds = plan_cells(samples, bench_section(requests=10))
-    assert warmup_prompts(samples, rounds) == [[last] for last in range(10, 18)]
+def test_a_context_of_the_warmup_is_no_longer_than_the_heldout_samples_hold() -> None:
+    heldout = [sample([1, 2], [3], split="heldout"), sample([4], [5, 6, 7], split="heldout")]
+    assert warmup_prompts(heldout, 99, room=99) == [[4, 5, 6, 7, 1, 2], [1, 2, 3, 4]]
+    assert warmup_prompts(heldout[:1], 99, room=99) == [[1, 2]]
+
+
+def test_a_prompt_of_the_warmup_leaves_room_for_its_answer() -> None:
+    heldout = [sample([1, 2, 3, 4], [5], split="heldout"), sample([6], [7, 8], split="heldout")]
+    assert warmup_prompts(heldout, 0, room=3) == [[2, 3, 4], [6]]
+    assert warmup_prompts(heldout, 3, room=5) == [[8, 1, 2, 3, 4], [3, 4, 5, 6]]
 
 
 def test_answers_that_do_not_fit_behind_prompt_and_context_are_refused() -> None:

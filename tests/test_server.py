@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from specmill import compat
-from specmill.bench import server_starter
-from specmill.params import Bench, Runtime
+from specmill.fleet import server_starter
+from specmill.params import Runtime
 from specmill.plan import Run
 from specmill.server import EngineRefused, serve
+from tests.benched import bench_section
 
 # Stands for vLLM: takes the port, then what it does, then the flags it was given.
 FAKE = """
@@ -69,11 +70,13 @@ class Fakes:
         self.started: list[int] = []
         """Process ids of the fakes."""
         started = self.started
+        program = str(self._program)
 
         class Noted(subprocess.Popen[bytes]):
             def __init__(self, *args: Any, **options: Any):
                 super().__init__(*args, **options)
-                started.append(self.pid)
+                if program in args[0]:  # and not what lets a paused engine go on
+                    started.append(self.pid)
 
         monkeypatch.setattr(subprocess, "Popen", Noted)
         self.behave("serves")
@@ -214,38 +217,35 @@ def test_a_server_killed_from_outside_leaves_no_children(fakes: Fakes) -> None:
     assert ends(child)
 
 
+RUNTIME = Runtime(
+    cpu_kv_cache_gib=1,
+    gpu_memory_utilization=0.5,
+    request_concurrency=1,
+    extract_window=1,
+    extract_endpoints=[],
+    data_workers=0,
+    startup_timeout_s=30,
+    request_timeout_s=30,
+    tracking_uri=None,
+    register_head=None,
+)
+
+
+# two engines side by side share the memory that one has alone
+@pytest.mark.parametrize(("reference", "share"), [("beside", "0.25"), ("bracket", "0.5")])
 @pytest.mark.parametrize("enforce_eager", [False, True])
 def test_a_bench_server_has_the_flags_every_method_shares_and_its_speculation(
-    fakes: Fakes, tmp_path: Path, enforce_eager: bool
+    fakes: Fakes, tmp_path: Path, enforce_eager: bool, reference: str, share: str
 ) -> None:
-    bench = Bench(
-        concurrency=[8, 1],
-        requests=4,
-        max_tokens=8,
-        warmup_waves=1,
-        rounds=1,
-        enforce_eager=enforce_eager,
-    )
-    runtime = Runtime(
-        cpu_kv_cache_gib=1,
-        gpu_memory_utilization=0.5,
-        request_concurrency=1,
-        extract_window=1,
-        extract_endpoints=[],
-        data_workers=0,
-        startup_timeout_s=30,
-        request_timeout_s=30,
-        tracking_uri=None,
-        register_head=None,
-    )
+    bench = bench_section(reference=reference, enforce_eager=enforce_eager)
     verifier = {"max_model_len": 64}
-    start = server_starter("ngram", Path("m"), verifier, bench, runtime, tmp_path / "logs")
-    shared = ["--gpu-memory-utilization", "0.5", "--max-model-len", "64"]
+    start = server_starter("ngram", Path("m"), verifier, bench, RUNTIME, tmp_path / "logs")
+    shared = ["--gpu-memory-utilization", share, "--max-model-len", "64"]
     shared += ["--enforce-eager"] if enforce_eager else []
-    with start(Run("reference", None, 0, None)) as server:
+    with start(Run("reference", None, 0, None), "reference_k0_0") as server:
         fakes.log = server.log
         assert json.loads(fakes.logged("flags")) == shared
-    with start(Run("method", 3, 1, {"method": "ngram"})) as server:
+    with start(Run("method", 3, 1, {"method": "ngram"}), "method_k3_1") as server:
         fakes.log = server.log
         assert json.loads(fakes.logged("flags")) == [
             *shared,
@@ -253,8 +253,8 @@ def test_a_bench_server_has_the_flags_every_method_shares_and_its_speculation(
             '{"method": "ngram"}',
         ]
     assert sorted(os.listdir(tmp_path / "logs")) == [
-        "bench-ngram-method-k3-round1.log",
-        "bench-ngram-reference-k0-round0.log",
+        "bench-ngram-method_k3_1.log",
+        "bench-ngram-reference_k0_0.log",
     ]
 
 
