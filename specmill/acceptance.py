@@ -42,16 +42,18 @@ def acceptance(counts: dict[str, int], k: int) -> dict[str, Any]:
 
     Raises:
         ValueError: when the engine exports no such counters, or when they contradict each other:
-            rates that rise with the position, or that do not sum to acceptance length - 1.
+            rates that rise with the position or start above 1, or that do not sum to acceptance
+            length - 1.
     """
     if "num_drafts" not in counts:
         raise ValueError("the engine exports no speculation counters: it is not speculating")
     drafts = counts["num_drafts"]
+    at = [counts.get(f"accepted_at_{position}", 0) for position in range(k)]
+    falling = [drafts, *at]
+    if sum(at) != counts["num_accepted_tokens"] or sorted(falling, reverse=True) != falling:
+        raise ValueError(f"acceptance counters contradict each other: {counts}")
     if drafts == 0:
         return {"num_drafts": 0}
-    at = [counts.get(f"accepted_at_{position}", 0) for position in range(k)]
-    if sum(at) != counts["num_accepted_tokens"] or sorted(at, reverse=True) != at:
-        raise ValueError(f"acceptance counters contradict each other: {counts}")
     return {
         "num_drafts": drafts,
         "num_draft_tokens": counts["num_draft_tokens"],
@@ -64,6 +66,9 @@ def acceptance(counts: dict[str, int], k: int) -> dict[str, Any]:
 def conditional(rates: list[float]) -> list[float | None]:
     """Acceptance at each position where all before it were accepted: rate i / rate i-1.
 
+    A draft that ended before a position (n-gram and suffix may draft fewer than K tokens) counts
+    as not accepted there.
+
     Args:
         rates: Unconditional, by position from 0.
 
@@ -74,29 +79,33 @@ def conditional(rates: list[float]) -> list[float | None]:
     return [rate / prior if prior else None for prior, rate in zip(before, rates, strict=False)]
 
 
-def draft_coverage(counts: dict[str, int], output_tokens: int, num_requests: int) -> dict[str, Any]:
+def draft_coverage(
+    counts: dict[str, int], output_tokens: int, num_requests: int, num_chunks: int
+) -> dict[str, Any]:
     """How many steps had a draft, and what a step gave over all of them, drafted or not.
 
-        decode steps     = tokens after each request's first - accepted tokens
+        decode steps     = chunks after each request's first
         draft_coverage   = drafts / decode steps
         tokens_per_step  = tokens after each request's first / decode steps
 
     With a draft model coverage is 1 and `tokens_per_step` is acceptance length; n-gram and suffix
     do not draft where they find nothing, so that only `tokens_per_step` compares with a draft
-    model's. What a last step accepted beyond the end of its answer is counted as accepted, and
-    is no output: up to K tokens per request, by which steps are counted too low. They are never
-    fewer than the drafts.
+    model's. A server that is asked faster than it can answer joins the tokens of several steps in
+    one chunk. Steps are therefore no fewer than the drafts, nor than the tokens that were not
+    accepted drafts (what a last step accepted beyond the end of its answer is counted as accepted
+    and is no output, so that this alone would count up to K per request too few).
 
     Args:
         counts: As for `acceptance`.
         output_tokens: Of all requests.
-        num_requests: Each got its first token from its prefill, which verifies no draft.
+        num_requests: Each got its first chunk from its prefill, which verifies no draft.
+        num_chunks: Of all requests.
 
     Returns:
         `draft_coverage` (0 ... 1) and `tokens_per_step`; both None when no request decoded.
     """
     decoded, drafts = output_tokens - num_requests, counts["num_drafts"]
-    steps = max(decoded - counts["num_accepted_tokens"], drafts)
+    steps = max(num_chunks - num_requests, decoded - counts["num_accepted_tokens"], drafts)
     if decoded <= 0 or steps <= 0:
         return {"draft_coverage": None, "tokens_per_step": None}
     return {"draft_coverage": drafts / steps, "tokens_per_step": decoded / steps}

@@ -11,7 +11,10 @@ Result = TypeVar("Result")
 
 
 async def run_open_loop(
-    items: Sequence[Item], work: Callable[[Item], Awaitable[Result]], rate: float, seed: int
+    items: Sequence[Item],
+    work: Callable[[Item], Awaitable[Result]],
+    rate: float,
+    seed: Sequence[int],
 ) -> list[Result]:
     """Apply `work` to every item at its arrival; results in item order.
 

@@ -11,7 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from specmill.cells import measure_cell
-from specmill.fleet import Fleet
+from specmill.fleet import Fleet, Refused
 from specmill.lossless import find_divergences
 from specmill.pairs import pair_up
 from specmill.params_bench import Bench
@@ -37,16 +37,38 @@ def measure(
 ) -> Recording:
     """Measure every phase, round by round, and compare the outputs.
 
+    A K that the engine does not start with is left out of its phase.
+
     Raises:
-        DoesNotFit: when the engine gives up with the method after it has served the reference.
+        DoesNotFit: when the engine starts with no K, though it has served the reference.
     """
     recording = Recording()
     for phase in phases:
-        cells = _measure_phase(phase, rounds, bench, fleet, cache)
+        cells = _measure_served(phase, rounds, bench, fleet, cache, recording.refused)
         recording.cells += cells
         recording.divergences += _compare(phase[0], cells, rounds, fleet)
+    if not recording.cells:
+        raise DoesNotFit(next(iter(recording.refused.values())))
     recording.servers = fleet.facts
     return recording
+
+
+def _measure_served(
+    phase: list[Run],
+    rounds: list[list[Cell]],
+    bench: Bench,
+    fleet: Fleet,
+    cache: CellCache,
+    refused: dict[str, str],
+) -> list[dict[str, Any]]:
+    """Measure what the engine starts with; what it does not is added to `refused`."""
+    while len(phase) > 1:
+        try:
+            return _measure_phase(phase, rounds, bench, fleet, cache)
+        except Refused as reason:
+            refused[str(reason.k)] = str(reason)
+            phase = [run for run in phase if run.role == "reference" or run.k != reason.k]
+    return []
 
 
 def _measure_phase(
@@ -61,8 +83,8 @@ def _measure_phase(
             records = cache.get(unit)
             if records is None:
                 records = _measure_unit(unit, phase, bench, fleet)
+                cache.put_servers(fleet.facts)  # before what these servers measured
                 cache.put(unit, records)
-                cache.put_servers(fleet.facts)
             measured += records
         if number + 1 >= _LEAST_ROUNDS and precise_enough(measured, bench):
             break
@@ -74,10 +96,6 @@ def _measure_unit(
 ) -> list[dict[str, Any]]:
     beside = bench.reference == "beside"
     fleet.keep(phase if beside else [run for run, _ in unit])
-    if beside:  # both are up before either is measured
-        for run in phase:
-            fleet.server(run)
-
     records = []
     for run, cell in unit:
         name, server = fleet.server(run)
@@ -100,27 +118,33 @@ def precise_enough(cells: list[dict[str, Any]], bench: Bench) -> bool:
 def _compare(
     reference: Run, measured: list[dict[str, Any]], rounds: list[list[Cell]], fleet: Fleet
 ) -> list[dict[str, Any]]:
-    """Where outputs differ, asked of the reference, which is started again if it is not up."""
-    fleet.keep([reference])
+    """Where outputs differ, asked of the reference, which is started if need be."""
+    pairs = [pair for pair in pair_up(measured) if not pair.is_identical]
+    if not pairs:
+        return []
     sent = {(cell.round, cell.number): cell for cells in rounds for cell in cells}
-
+    fleet.keep([reference])
     _, server = fleet.server(reference)
-
-    return asyncio.run(find_divergences(pair_up(measured), sent, server, fleet.timeout_s))
+    return asyncio.run(find_divergences(pairs, sent, server, fleet.timeout_s))
 
 
 def not_served(reason: DoesNotFit, k: int, bench: Bench) -> dict[str, Any]:
-    """What a row is when its method cannot serve this verifier: the reason, and no figures."""
-    loads: list[tuple[int | None, float | None]] = [(c, None) for c in bench.concurrency]
-    loads += [(None, rate) for rate in bench.rates]
+    """What a result is when its method cannot serve this verifier: the reason, and no figures."""
     return {
         "num_speculative_tokens": k,
         "not_served": str(reason),
-        "rows": [
-            # DVC plots a list only when its rows have the field
-            dict(zip(PLACE, (k, *load, context, ALL), strict=True)) | {"output_tokens_per_s": None}
-            for load in loads
-            for context in bench.context
-        ],
+        "rows": empty_rows(k, bench),
         "engine": {},
     }
+
+
+def empty_rows(k: int, bench: Bench) -> list[dict[str, Any]]:
+    """Rows of a K without figures."""
+    loads: list[tuple[int | None, float | None]] = [(c, None) for c in bench.concurrency]
+    loads += [(None, rate) for rate in bench.rates]
+    return [
+        # DVC plots a list only when its rows have the field
+        dict(zip(PLACE, (k, *load, context, ALL), strict=True)) | {"output_tokens_per_s": None}
+        for load in loads
+        for context in bench.context
+    ]

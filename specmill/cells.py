@@ -11,7 +11,7 @@ import secrets
 from datetime import UTC, datetime
 from typing import Any
 
-from specmill.acceptance import subtract
+from specmill.acceptance import acceptance, subtract
 from specmill.arrivals import run_open_loop
 from specmill.client import Client, TimedAnswer, run_closed_loop
 from specmill.plan import Cell, Load, Run
@@ -35,19 +35,21 @@ async def measure_cell(
 ) -> dict[str, Any]:
     """Answer a cell's prompts greedily and record it.
 
-    Every request carries a salt of its cell and server, under which the engine's prefix cache holds
-    nothing yet: an earlier round's or load's prompts are not found again.
+    Every request carries a salt of its own, under which the engine's prefix cache holds nothing
+    yet: neither an earlier round's or load's prompts nor a neighbour's chat template are found.
+
+    Raises:
+        ValueError: when the engine's counters of drafts are missing or contradict each other.
     """
-    sampling = {
-        "temperature": 0.0,
-        "max_tokens": max_tokens,
-        "cache_salt": f"{EXECUTION}-{run.phase}-{cell.round}-{cell.number}",
-    }
+    sampling = {"temperature": 0.0, "max_tokens": max_tokens}
+    salt = f"{EXECUTION}-{run.phase}-{cell.round}-{cell.number}"
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     async with Client(server, timeout_s) as client:
         before = await client.counters()
-        answers = await _answer(client, cell, sampling)
+        answers = await _answer(client, cell, sampling, salt)
         counts = subtract(await client.counters(), before)
+    if run.k is not None:
+        acceptance(counts, run.k)  # before the cell is kept: it would stop every further try
     start = min(answer.sent_at for answer in answers)
     return {
         "role": run.role,
@@ -82,15 +84,19 @@ async def measure_cell(
     }
 
 
-async def _answer(client: Client, cell: Cell, sampling: dict[str, Any]) -> list[TimedAnswer]:
-    async def complete(ids: list[int]) -> TimedAnswer:
-        return await client.complete_timed(ids, sampling)
+async def _answer(
+    client: Client, cell: Cell, sampling: dict[str, Any], salt: str
+) -> list[TimedAnswer]:
+    async def complete(index: int) -> TimedAnswer:
+        salted = sampling | {"cache_salt": f"{salt}-{index}"}
+        return await client.complete_timed(cell.ids[index], salted)
 
+    indices = range(len(cell.ids))
     if cell.load.concurrency is not None:
-        return await run_closed_loop(cell.ids, complete, cell.load.concurrency)
+        return await run_closed_loop(indices, complete, cell.load.concurrency)
     if cell.load.rate is None:
         raise ValueError(f"a load of neither requests in flight nor per second: {cell.load}")
-    return await run_open_loop(cell.ids, complete, cell.load.rate, seed=cell.number)
+    return await run_open_loop(indices, complete, cell.load.rate, seed=(cell.round, cell.number))
 
 
 async def warm_up(

@@ -5,6 +5,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,14 @@ def server_starter(
     return start
 
 
+class Refused(DoesNotFit):
+    """Raised where the engine does not start with a method at one K."""
+
+    def __init__(self, k: int | None, message: str):
+        super().__init__(message)
+        self.k = k
+
+
 class Fleet:
     """Servers by run; to be used as a context manager, which stops what is left."""
 
@@ -78,28 +87,33 @@ class Fleet:
         self.keep([])
 
     def keep(self, runs: list[Run]) -> None:
-        """Stop every server but those of `runs`."""
+        """Have the servers of these runs up and no others: stop those, start and warm up these.
+
+        Raises:
+            Refused: when the engine refuses the method though it has served a reference.
+        """
         for label in self._up.keys() - {run.label for run in runs}:
             _, _, stack = self._up.pop(label)
             stack.close()
+        for run in runs:
+            if run.label not in self._up:
+                self._pause_all_but(run)
+                self._up[run.label] = self._started(run)
 
     def server(self, run: Run) -> tuple[str, Server]:
-        """Name and address of a run's server, which is started and warmed up when it is not up.
+        """Name and address of a run's server, which is up and now has the machine alone.
 
-        It has the machine alone: the engines of the others are paused.
-
-        Raises:
-            DoesNotFit: when the engine refuses the method though it has served a reference.
+        The engines of the others are paused.
         """
-        for label, (_, other, _) in self._up.items():
-            if label != run.label:
-                other.pause()
-        if run.label in self._up:
-            self._up[run.label][1].resume()
-        else:
-            self._up[run.label] = self._started(run)
+        self._pause_all_but(run)
         name, server, _ = self._up[run.label]
+        server.resume()
         return name, server
+
+    def _pause_all_but(self, run: Run) -> None:
+        for label, (_, server, _) in self._up.items():
+            if label != run.label:
+                server.pause()
 
     def _started(self, run: Run) -> tuple[str, Server, ExitStack]:
         number = sum(name.startswith(f"{run.label}_") for name in self.facts)
@@ -108,9 +122,9 @@ class Fleet:
             try:
                 server = stack.enter_context(self._start(run, name))
             except EngineRefused as error:
-                if run.role == "reference" or not self.facts:
+                if run.speculative_config is None or not self.facts:
                     raise
-                raise DoesNotFit(f"vLLM does not start with it: {error.reason}") from error
+                raise Refused(run.k, f"vLLM does not start with it: {error.reason}") from error
             waves = asyncio.run(self._warm(server))
             self.facts[name] = compat.engine_facts(server.log.read_text(errors="replace")) | {
                 "startup_s": round(server.startup_s, 1),
@@ -121,5 +135,10 @@ class Fleet:
     async def _warm(self, server: Server) -> dict[str, int]:
         async with Client(server, self.timeout_s) as client:
             return await warm_up(
-                client, self._warmup, self._bench.concurrency, self._bench.max_tokens
+                client, self._warmup, _most_in_flight(self._bench), self._bench.max_tokens
             )
+
+
+def _most_in_flight(bench: Bench) -> list[int]:
+    """Requests in flight that a server will meet; of an open loop, those of a second."""
+    return sorted({*bench.concurrency, *(ceil(rate) for rate in bench.rates)})

@@ -118,9 +118,9 @@ def _contents(folder: Path) -> dict[str, str]:
         found["zeros"] = f"all zeros: {', '.join(zero)}; lost in training or in a conversion"
     if drawn:
         found["drawn"] = (
-            f"never trained, by the look of their values: {', '.join(drawn)}; a converter that "
-            "does not find a tensor under its name leaves it as it was drawn, so compare names "
-            "and values with the original checkpoint"
+            f"hardly or never trained, by the look of their values: {', '.join(drawn)}; a "
+            "converter that does not find a tensor under its name leaves it as it was drawn, so "
+            "compare names and values with the original checkpoint"
         )
     return found
 

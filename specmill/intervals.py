@@ -34,27 +34,30 @@ class Ratio:
 
     median: float
     low: float | None
-    """Bounds of the 95% interval; None with fewer than LEAST_PAIRS pairs."""
+    """Bounds of the 95% interval; None with fewer than LEAST_PAIRS pairs or an unknown drift."""
     high: float | None
     num_pairs: int
 
     @property
-    def verdict(self) -> str:
-        """`faster` or `slower` when the whole interval is, else `no difference shown`."""
-        if self.low is not None and self.low > 1:
+    def verdict(self) -> str | None:
+        """`faster` or `slower` when the whole interval is, else `no difference shown`.
+
+        None without an interval: too little was measured to say even that.
+        """
+        if self.low is None or self.high is None:
+            return None
+        if self.low > 1:
             return FASTER
-        if self.high is not None and self.high < 1:
-            return SLOWER
-        return UNDECIDED
+        return SLOWER if self.high < 1 else UNDECIDED
 
 
-def paired_ratio(ratios: list[float], drift: float = 0.0) -> Ratio:
+def paired_ratio(ratios: list[float], drift: float | None = 0.0) -> Ratio:
     """Median of paired ratios with its interval.
 
     Args:
         ratios: One per pair, positive.
         drift: How far the machine's speed may differ between the two servers, as |log ratio|; the
-            interval is widened by it on both sides.
+            interval is widened by it on both sides. None when nothing is known of it.
 
     Raises:
         ValueError: when there is no pair or a ratio is not positive.
@@ -63,7 +66,7 @@ def paired_ratio(ratios: list[float], drift: float = 0.0) -> Ratio:
     if len(logs) == 0 or not np.isfinite(logs).all():
         raise ValueError(f"no interval of these ratios: {ratios}")
     median = float(np.exp(np.median(logs)))
-    if len(logs) < LEAST_PAIRS:
+    if len(logs) < LEAST_PAIRS or drift is None:
         return Ratio(median, None, None, len(logs))
     outer = _outer_quantile(len(logs))
     low, high = np.quantile(_medians(logs), [outer, 1 - outer])

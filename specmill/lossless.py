@@ -39,8 +39,7 @@ async def find_divergences(
         `k` (0 without speculation), `concurrency`, `rate`, `context`, `category`, `sample_key`;
         `position`, the first output token that differs, from 0; `reference_id` and `method_id`
         there, None where that answer had ended; and `gap`, the nats by which the reference prefers
-        its own token: None when an answer had ended or the method's token is not among the
-        likeliest 20.
+        its own token: None when an answer had ended or either token is not among the likeliest 20.
     """
     found = []
     async with Client(server, timeout_s) as client:
@@ -52,7 +51,8 @@ async def find_divergences(
                     continue
                 tokens = [_at(answer["output_ids"], position) for answer in (theirs, ours)]
                 shared = prompt + ours["output_ids"][:position]
-                likely = await client.top_logprobs(shared, _TOP)
+                ended = None in tokens
+                likely = {} if ended else await client.top_logprobs(shared, _TOP)
                 place = {name: pair.method[name] for name in _PLACE}
                 found.append(
                     {

@@ -111,5 +111,5 @@ def speculation_figures(
         figures[f"acceptance_given_pos_{position}"] = rate / before if before else None
         before = rate
     if output_tokens is not None:
-        figures |= draft_coverage(counts, output_tokens, num_requests)
+        figures |= draft_coverage(counts, output_tokens, num_requests, num_chunks=0)  # not known
     return figures

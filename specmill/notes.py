@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from specmill.doubts import doubts
 from specmill.rows import Results, Row, load_label
-from specmill.samples import ALL
-from specmill.surface import NO_DIFFERENCE
-from specmill.tables import percent
 
 
 def engine_table(results: Results) -> list[str]:
@@ -58,56 +56,17 @@ def notes(results: Results) -> list[str]:
             for name, result in results.items()
             if "not_served" in result
         ),
-        *_same_server_twice(results),
-        *_impossible(results),
+        *(
+            f"**{name} is not served at K={k}**: {reason}"
+            for name, result in results.items()
+            for k, reason in result.get("refused", {}).items()
+        ),
+        *doubts(_measured_here(results)),
         *_about_engines(results),
         *_about_measuring(results),
         *_elsewhere(results),
     ]
     return [f"- {note}" for note in found] + ([""] if found else [])
-
-
-def _same_server_twice(results: Results) -> list[str]:
-    rows = results["none"]["rows"] if "none" in results else []
-    return [
-        f"**`none` is not equal to itself at {load_label(row)}**: {percent(row['speedup'])} "
-        f"({percent(row['speedup_low'])} to {percent(row['speedup_high'])}) between two equal "
-        "servers; changes of that size mean nothing there."
-        for row in rows
-        if row["category"] == ALL
-        and row["speedup_low"] is not None
-        and row["verdict"] != NO_DIFFERENCE
-    ]
-
-
-def _impossible(results: Results) -> list[str]:
-    """Rows that are faster than accepted tokens allow: something else slowed their baseline.
-
-    A verification step costs at least a step without speculation and emits on average
-    acceptance_length tokens: no speed-up is larger, a tenth of noise apart. Where requests arrive
-    at a rate there is no such bound: a faster server has shorter queues too.
-    """
-    found = []
-    for name, result in _measured_here(results).items():
-        rows = [
-            row
-            for row in result["rows"]
-            if row["rate"] is None
-            and row.get("acceptance_length") is not None
-            and (row.get("speedup") or 0) > 1.1 * row["acceptance_length"]
-        ]
-        if rows:
-            places = ", ".join(
-                f"{row['category']} at {load_label(row)}, K={row['num_speculative_tokens']}"
-                for row in rows[:4]
-            )
-            found.append(
-                f"**{name} is faster than its acceptance length allows** ({places}"
-                f"{f' and {len(rows) - 4} more' if len(rows) > 4 else ''}): something else kept "
-                f"the machine busy during the baseline. `dvc repro -f -s bench@{name}` measures "
-                "again."
-            )
-    return found
 
 
 def _about_engines(results: Results) -> list[str]:

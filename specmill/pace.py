@@ -20,17 +20,18 @@ class Pace:
         starts = [facts["startup_s"] for facts in recording.servers.values()]
         tokens = sum(len(one["output_ids"]) for cell in recording.cells for one in cell["requests"])
         wall_s = sum(cell["wall_s"] for cell in recording.cells)
-        known = read_json(self._file) if self._file.is_file() else {}
         mean = {"start_s": sum(starts) / len(starts), "token_s": wall_s / tokens}
-        write_json(self._file, known | {self._key: mean})
+        write_json(self._file, self._known() | {self._key: mean})
 
     def minutes(self, starts: int, tokens: int) -> float | None:
         """Minutes for so many engine starts and output tokens; None before the first bench."""
-        known = read_json(self._file) if self._file.is_file() else {}
-        if self._key not in known:
+        mean = self._known().get(self._key)
+        if mean is None:
             return None
-        seconds = starts * known[self._key]["start_s"] + tokens * known[self._key]["token_s"]
-        return float(seconds) / 60
+        return float(starts * mean["start_s"] + tokens * mean["token_s"]) / 60
+
+    def _known(self) -> dict[str, Any]:
+        return dict(read_json(self._file)) if self._file.is_file() else {}
 
 
 def describe(
@@ -38,11 +39,12 @@ def describe(
 ) -> str:
     """What a bench is about to do: engine starts are what costs on a large model.
 
-    In mirrored rounds the server that a round begins with is still up from the one before.
+    In mirrored rounds the server that a round begins with is still up from the one before; after an
+    odd number of them the reference is not, which is asked where outputs differ.
     """
     servers = len({run.label for phase in phases for run in phase})
     arms = sum(len(phase) for phase in phases)
-    starts = servers if beside else 1 + (len(phases[0]) - 1) * len(rounds)
+    starts = servers if beside else 1 + (len(phases[0]) - 1) * len(rounds) + len(rounds) % 2
     requests = sum(len(cell.prompts) for cells in rounds for cell in cells)
     tokens = requests * max_tokens * arms
     minutes = pace.minutes(starts, tokens)

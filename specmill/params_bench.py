@@ -17,12 +17,15 @@ class Bench(Section):
     concurrency: list[Count]
     """Requests in flight (closed loop); one set of cells each."""
     rates: list[Annotated[float, Field(gt=0)]]
-    """Requests per second that arrive whatever is in flight (open loop, Poisson); one set of cells
-    each."""
+    """Requests per second that arrive whatever is in flight (open loop, Poisson), of all prompt
+    types mixed; one set of cells each."""
+    seconds: Annotated[float, Field(gt=0)]
+    """How long requests arrive in a cell of an open loop; queues take time to form."""
     context: Annotated[list[Size], Field(min_length=1)]
     """Tokens of earlier conversation before every prompt; one set of cells each, 0 adds none."""
     requests: Count
-    """Requests per category, load and round; at a concurrency above it, one full wave."""
+    """Requests per prompt type, concurrency and round, one full wave where more are in flight;
+    cells per rate and round."""
     rounds: Count
     """Most rounds; each sends other prompts while there are enough."""
     precision: Annotated[float, Field(gt=0)]

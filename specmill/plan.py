@@ -6,16 +6,20 @@
 
 beside:   c1 none, c1 K | c2 K, c2 none | c3 none, c3 K ...    both servers up, order alternating
 bracket:  none c1 c2 ..., K c1 c2 ... | K ..., none ... | ...  one server up, rounds mirrored
+
+Beside, each category's own order alternates too, from cell to cell and from round to round: with an
+even number of categories it would else always be the same.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from specmill.context import with_context
 from specmill.files import digest
 from specmill.params_bench import Bench
-from specmill.samples import Sample
+from specmill.samples import ALL, Sample
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,13 @@ class Cell:
     ids: tuple[list[int], ...]
     """What is sent: the prompts' token ids behind their context."""
     fresh: bool
-    """False when an earlier cell sent some of these prompts too: who remembers answers (suffix
-    decoding) finds them again. The prefix cache does not: every cell has a salt of its own."""
+    """False when an earlier request sent one of these prompts too: who remembers answers (suffix
+    decoding) finds them again. The prefix cache does not: every request has a salt of its own."""
+
+    @property
+    def kind(self) -> tuple[Load, int, str]:
+        """What it has in common with its other measurements."""
+        return self.load, self.context, self.category
 
     @property
     def key(self) -> str:
@@ -97,59 +106,92 @@ def plan_cells(samples: list[Sample], bench: Bench) -> list[list[Cell]]:
     """The cells of every round; each gets prompts of its own while there are enough.
 
     With one request in flight a cell is one request, so that both servers answer it within
-    seconds; otherwise it has at least one full wave, so that its concurrency is reached.
+    seconds; with more it has at least one full wave, so that its concurrency is reached. In an open
+    loop it is a stream of all prompt types, long enough for a queue to form.
+
+    Raises:
+        ValueError: when there is no prompt.
     """
-    by_category: dict[str, list[Sample]] = {}
-    for sample in samples:
-        by_category.setdefault(sample.category, []).append(sample)
-    loads = [Load(concurrency=c) for c in bench.concurrency] + [Load(rate=r) for r in bench.rates]
-    rounds, used = [], 0
+    if not samples:
+        raise ValueError("there are no bench prompts (prepare.bench)")
+    deck = _Deck(samples)
+    rounds = []
     for number in range(bench.rounds):
-        cells: list[Cell] = []
-        for load in loads:
-            for context in bench.context:
-                for size in _sizes(bench, load):
-                    for category, prompts in sorted(by_category.items()):
-                        picked = tuple(prompts[(used + i) % len(prompts)] for i in range(size))
-                        ids = tuple(with_context(one, samples, context) for one in picked)
-                        fresh = used + size <= len(prompts)
-                        cells.append(
-                            Cell(category, load, context, number, len(cells), picked, ids, fresh)
-                        )
-                    used += size
+        cells = []
+        for place, (category, load, context, size) in enumerate(_round(bench, deck.categories)):
+            picked, fresh = deck.draw(category, size)
+            ids = tuple(with_context(one, samples, context) for one in picked)
+            cells.append(Cell(category, load, context, number, place, picked, ids, fresh))
         rounds.append(cells)
     return rounds
 
 
-def _sizes(bench: Bench, load: Load) -> list[int]:
+def _round(bench: Bench, categories: list[str]) -> Iterator[tuple[str, Load, int, int]]:
+    """Category, load, context and number of requests of every cell of a round."""
+    for context in bench.context:
+        for concurrency in bench.concurrency:
+            for size in _sizes(bench.requests, concurrency):
+                for category in categories:
+                    yield category, Load(concurrency=concurrency), context, size
+        for rate in bench.rates:
+            for _ in range(bench.requests):
+                yield ALL, Load(rate=rate), context, max(2, ceil(rate * bench.seconds))
+
+
+class _Deck:
+    """Bench prompts, dealt so that none is dealt twice while there are others."""
+
+    def __init__(self, samples: list[Sample]):
+        self._by_category: dict[str, list[Sample]] = {}
+        for sample in samples:
+            self._by_category.setdefault(sample.category, []).append(sample)
+        self.categories = sorted(self._by_category)
+        self._dealt = dict.fromkeys(self.categories, 0)
+
+    def draw(self, category: str, size: int) -> tuple[tuple[Sample, ...], bool]:
+        """Prompts of a category, of `all` in turn of every one; and whether all are fresh."""
+        picked, fresh = [], True
+        for i in range(size):
+            kind = self.categories[i % len(self.categories)] if category == ALL else category
+            prompts, dealt = self._by_category[kind], self._dealt[kind]
+            picked.append(prompts[dealt % len(prompts)])
+            fresh &= dealt < len(prompts)
+            self._dealt[kind] += 1
+        return tuple(picked), fresh
+
+
+def _sizes(requests: int, concurrency: int) -> list[int]:
     """Requests of each cell of a category in one round."""
-    if load.concurrency == 1:
-        return [1] * bench.requests
-    return [max(bench.requests, load.concurrency or 0)]
+    return [1] * requests if concurrency == 1 else [max(requests, concurrency)]
 
 
 def units(phase: list[Run], cells: list[Cell], beside: bool) -> Iterator[list[tuple[Run, Cell]]]:
     """One round of a phase in order; what must be measured without a pause stands together."""
     number = cells[0].round
     if beside:
-        for index, cell in enumerate(cells):
+        turns: dict[tuple[Load, int, str], int] = {}
+        for cell in cells:
+            turn = turns.get(cell.kind, cell.number + number)
+            turns[cell.kind] = turn + 1
             pair = [(run, cell) for run in phase]
-            yield pair[::-1] if (index + number) % 2 else pair
+            yield pair[::-1] if turn % 2 else pair
     else:
         for run in phase[::-1] if number % 2 else phase:
             for cell in cells:
                 yield [(run, cell)]
 
 
-def warmup_prompts(samples: list[Sample], rounds: list[list[Cell]]) -> list[list[int]]:
-    """Token ids to warm up with: bench prompts that no cell sends, or else those of the first.
+def warmup_prompts(heldout: list[Sample], context: int) -> list[list[int]]:
+    """Token ids to warm up with: held-out prompts behind the longest context.
 
-    A method that remembers answers (suffix) would find the cells' own there. Without their first
-    token they share no prefix with a measured prompt.
+    No cell sends them: a method that remembers answers (suffix) would find a cell's own there. The
+    context is cut to what the other held-out samples hold.
     """
-    sent = {prompt.sample_key for cells in rounds for cell in cells for prompt in cell.prompts}
-    spare = [sample for sample in samples if sample.sample_key not in sent]
-    return [sample.prompt_token_ids[1:] for sample in spare or samples[:8]]
+    sizes = [len(sample.input_ids) for sample in heldout]
+    return [
+        with_context(sample, heldout, min(context, sum(sizes) - size))
+        for sample, size in zip(heldout, sizes, strict=True)
+    ]
 
 
 def check_room(rounds: list[list[Cell]], max_tokens: int, max_model_len: int) -> None:

@@ -27,6 +27,8 @@ class Recording:
     """How each engine ran (`compat.engine_facts`), by name."""
     divergences: list[dict[str, Any]] = field(default_factory=list)
     """First differences from the reference's outputs (specmill/lossless.py)."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Why the engine did not start with a K, by K."""
 
     def write(self, folder: Path, method: str) -> None:
         """Write the recording of `method`, in place of an earlier one."""
@@ -34,7 +36,12 @@ class Recording:
         folder.mkdir(parents=True)
         write_requests(folder / REQUESTS, list(self._requests(method)))
         bare = [{n: v for n, v in cell.items() if n != "requests"} for cell in self.cells]
-        rest = {"cells": bare, "servers": self.servers, "divergences": self.divergences}
+        rest = {
+            "cells": bare,
+            "servers": self.servers,
+            "divergences": self.divergences,
+            "refused": self.refused,
+        }
         write_json(folder / CELLS, rest)
 
     def _requests(self, method: str) -> Iterator[dict[str, Any]]:
@@ -56,7 +63,7 @@ class Recording:
             cell | {"requests": by_cell[tuple(cell[name] for name in _KEY)]}
             for cell in rest["cells"]
         ]
-        return cls(cells, rest["servers"], rest["divergences"])
+        return cls(cells, rest["servers"], rest["divergences"], rest["refused"])
 
 
 _KEY = ("role", "k", "phase", "round", "number")

@@ -14,7 +14,8 @@ from specmill.client import Client, run_closed_loop
 from specmill.params import Runtime
 from specmill.sampling_check import check_samples
 from specmill.sampling_twin import MAX_MODEL_LEN, next_token_probabilities, prompts
-from specmill.server import Server, serve
+from specmill.section import DoesNotFit
+from specmill.server import EngineRefused, Server, serve
 
 K = 2
 """Draft tokens: more than one, so that a draft is also accepted in part; so few that all of it is
@@ -36,8 +37,8 @@ def check_lossless(
 ) -> dict[str, Any]:
     """Serve the twin, sample it and test the samples against what it says of each token.
 
-    Served in float32, in which transformers computes the same distributions to far more digits
-    than samples show, and uncompiled: both run the same sampler as other engines do.
+    It is served in float32, in which engine and transformers agree to far more digits than samples
+    show, and uncompiled, which starts sooner. The sampler is the same in any dtype.
 
     Args:
         twin: Checkpoint.
@@ -52,41 +53,49 @@ def check_lossless(
 
     Raises:
         RuntimeError: when there were too few drafts of either fate.
-        EngineRefused: when the engine does not start with the method.
+        DoesNotFit: when the engine does not start with the method.
     """
-    flags = ["--max-model-len", str(MAX_MODEL_LEN), "--dtype", "float32"]
-    flags += ["--enforce-eager", "--skip-tokenizer-init"]
-    if speculation:
-        flags += ["--speculative-config", json.dumps(speculation)]
-    with serve(
-        twin,
-        flags,
-        log,
-        cpu_kv_cache_gib=runtime.cpu_kv_cache_gib,
-        gpu_memory_utilization=runtime.gpu_memory_utilization,
-        startup_timeout_s=runtime.startup_timeout_s,
-        label="sampling",
-    ) as server:
-        answers, counts = asyncio.run(_sample(server, runtime.request_timeout_s))
-        engine = compat.engine_facts(server.log.read_text(errors="replace"))
+    answers, counts = _serve_and_sample(twin, speculation, log, runtime)
     if speculation:
         check_both_fates(counts)
-    exact = np.concatenate(
-        [next_token_probabilities(twin, prompt, answers[i]) for i, prompt in enumerate(prompts())]
-    )
+    exact = [next_token_probabilities(twin, *pair) for pair in zip(prompts(), answers, strict=True)]
     before = np.repeat([prompt[-1] for prompt in prompts()], answers.shape[1])
-    verdict = check_samples(before, answers.reshape(-1, NUM_POSITIONS), exact)
+    verdict = check_samples(before, answers.reshape(-1, NUM_POSITIONS), np.concatenate(exact))
     drafts = acceptance(counts, K) if speculation else {}
+    shown = ("num_drafts", "acceptance_length", "acceptance_rate")
     return {
         "lossless": verdict.lossless,
         "p_value": verdict.p_value,
         "num_samples": len(before),
         "num_tests": verdict.num_tests,
         "temperature": TEMPERATURE,
-        "model_runner": engine["model_runner"],
-        **{name: drafts.get(name) for name in ("num_drafts", "acceptance_length",
-                                               "acceptance_rate")},
-    }  # fmt: skip
+        "model_runner": compat.engine_facts(log.read_text(errors="replace"))["model_runner"],
+        **{name: drafts.get(name) for name in shown},
+    }
+
+
+def _serve_and_sample(
+    twin: Path, speculation: dict[str, Any] | None, log: Path, runtime: Runtime
+) -> tuple[np.ndarray, dict[str, int]]:
+    flags = ["--max-model-len", str(MAX_MODEL_LEN), "--dtype", "float32"]
+    flags += ["--enforce-eager", "--skip-tokenizer-init"]
+    if speculation:
+        flags += ["--speculative-config", json.dumps(speculation)]
+    try:
+        with serve(
+            twin,
+            flags,
+            log,
+            cpu_kv_cache_gib=runtime.cpu_kv_cache_gib,
+            gpu_memory_utilization=runtime.gpu_memory_utilization,
+            startup_timeout_s=runtime.startup_timeout_s,
+            label="sampling",
+        ) as server:
+            return asyncio.run(_sample(server, runtime.request_timeout_s))
+    except EngineRefused as error:
+        if speculation is None:
+            raise
+        raise DoesNotFit(f"vLLM does not start with it: {error.reason}") from error
 
 
 def check_both_fates(counts: dict[str, int]) -> None:

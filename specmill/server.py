@@ -40,12 +40,14 @@ class Server:
         The API server itself goes on and keeps its connections.
         """
         for child in psutil.Process(self.pid).children(recursive=True):
-            child.suspend()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                child.suspend()
 
     def resume(self) -> None:
         """Let its engine go on."""
         for child in psutil.Process(self.pid).children(recursive=True):
-            child.resume()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.resume()
 
 
 class EngineRefused(RuntimeError):

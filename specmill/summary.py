@@ -6,7 +6,7 @@ from specmill.acceptance import acceptance, add, conditional, draft_coverage
 from specmill.intervals import paired_ratio
 from specmill.latency import goodput, latency
 from specmill.lossless import is_rounding
-from specmill.pairs import Pair, drift, pair_up, throughput
+from specmill.pairs import Pair, distinct_ratios, drift, pair_up, throughput
 from specmill.params_bench import Bench
 from specmill.recording import Recording
 from specmill.rows import PLACE, Row, load_name
@@ -23,7 +23,8 @@ def summarise(recording: Recording, bench: Bench) -> list[Row]:
         Throughput is output tokens over wall seconds, summed over cells, so that `all` is weighted
         by tokens; `speedup` is the median of paired ratios with its 95% interval
         (specmill/pairs.py, intervals.py). `one_execution` is False when an interrupted stage went
-        on later.
+        on later. The engine's facts (`model_runner` ...) are texts, None of a recording without
+        them.
     """
     pairs = pair_up(recording.cells)
     rows = []
@@ -33,14 +34,15 @@ def summarise(recording: Recording, bench: Bench) -> list[Row]:
         rows.append(
             dict(zip(PLACE, place, strict=True))
             | _rounded(_figures(chosen, place[0], bench) | _outputs(chosen, differing))
+            | _engine(chosen, recording.servers)
         )
+    return same_fields(rows)
+
+
+def same_fields(rows: list[Row]) -> list[Row]:
+    """The same rows, each with every field that any of them has."""
     names = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in names} for row in rows]
-
-
-def headline_k(recording: Recording) -> int:
-    """K of the method's first server, which is spec.tokens; 0 without speculation."""
-    return next(cell["k"] or 0 for cell in recording.cells if cell["role"] == "method")
 
 
 def by_name(rows: list[Row], k: int) -> dict[str, Any]:
@@ -63,13 +65,12 @@ def without_empty_lists(tree: dict[str, Any]) -> dict[str, Any]:
 
 def _places(pairs: list[Pair]) -> list[tuple[Any, ...]]:
     """Coordinates of every row, in order: K rising, `all` before the categories."""
-    found: dict[tuple[Any, ...], None] = {}
+    found: dict[tuple[Any, ...], dict[str, None]] = {}
     for pair in sorted(pairs, key=lambda pair: pair.method["k"] or 0):
         cell = pair.method
         where = (cell["k"] or 0, cell["concurrency"], cell["rate"], cell["context"])
-        found[(*where, ALL)] = None
-    categories = dict.fromkeys(pair.method["category"] for pair in pairs)
-    return [(*where[:-1], name) for where in found for name in (ALL, *categories)]
+        found.setdefault(where, {ALL: None})[cell["category"]] = None
+    return [(*where, category) for where, names in found.items() for category in names]
 
 
 def _is_at(pair: Pair, place: tuple[Any, ...]) -> bool:
@@ -93,7 +94,7 @@ def _figures(pairs: list[Pair], k: int, bench: Bench) -> dict[str, Any]:
     reference = [pair.reference for pair in pairs]
     requests = [request for cell in cells for request in cell["requests"]]
     counts = add([cell["counters"] for cell in cells])
-    ratio = paired_ratio([one for pair in pairs for one in pair.ratios], drift(pairs))
+    ratio = paired_ratio(distinct_ratios(pairs), drift(pairs))
     tokens = sum(len(request["output_ids"]) for request in requests)
     wall_s = sum(float(cell["wall_s"]) for cell in cells)
     bounds = {"max_ttft_ms": bench.max_ttft_ms, "max_itl_ms": bench.max_itl_ms}
@@ -109,6 +110,8 @@ def _figures(pairs: list[Pair], k: int, bench: Bench) -> dict[str, Any]:
         "verdict": ratio.verdict,
         **latency(requests),
         "goodput": goodput(requests, wall_s, bounds),
+        "mean_in_flight": sum(r["chunk_s"][-1] - r["sent_s"] for r in requests) / wall_s,
+        "longest_request": max(r["num_prompt_tokens"] + len(r["output_ids"]) for r in requests),
         "fresh_prompts": all(cell["fresh_prompts"] for cell in cells),
         "one_execution": len({cell["execution"] for cell in [*cells, *reference]}) == 1,
         "load_1m": max(cell["load_1m"] for cell in [*cells, *reference]),
@@ -116,7 +119,8 @@ def _figures(pairs: list[Pair], k: int, bench: Bench) -> dict[str, Any]:
     if "engine_steps" in counts:
         figures["tokens_per_engine_step"] = tokens / counts["engine_steps"]
     if k:
-        figures |= draft_coverage(counts, tokens, len(requests))
+        chunks = sum(len(request["chunk_s"]) for request in requests)
+        figures |= draft_coverage(counts, tokens, len(requests), chunks)
         accepted = acceptance(counts, k)
         rates = accepted.pop("acceptance_rate_pos", [])
         for name, values in (("rate", rates), ("given", conditional(rates))):
@@ -137,6 +141,28 @@ def _outputs(pairs: list[Pair], divergences: list[dict[str, Any]]) -> dict[str, 
                            default=None),
         "num_not_rounding": len(beyond),
     }  # fmt: skip
+
+
+_FACTS = (
+    "model_runner",
+    "async_scheduling",
+    "attention_backend",
+    "moe_backend",
+    "cudagraph_mode",
+    "compilation_mode",
+    "enforce_eager",
+    "bound_cores",
+)
+
+
+def _engine(pairs: list[Pair], servers: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """How the method's engine ran, as text; of several starts that differ, all there were."""
+    ran = [servers[name] for name in dict.fromkeys(pair.method["server"] for pair in pairs)
+           if name in servers]  # fmt: skip
+    return {
+        name: " | ".join(dict.fromkeys(str(facts[name]) for facts in ran)) or None
+        for name in _FACTS
+    }
 
 
 def _rounded(figures: dict[str, Any]) -> dict[str, Any]:

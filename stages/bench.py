@@ -1,6 +1,7 @@
 """Serve the verifier with one method and measure it beside its own reference.
 
 Reads    data/prepared/bench.parquet    prompts by category, as token ids
+         data/prepared/heldout.parquet  prompts to warm up with
          models/verifier, reports/hardware.json, the method's head
 Writes   data/bench/NAME/               requests.parquet (one row each), cells.json: all that tables
                                         are made of
@@ -15,9 +16,10 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from specmill import compat, paths
-from specmill.bench import measure, not_served
+from specmill.bench import empty_rows, measure, not_served
 from specmill.files import read_json, tree_digest
 from specmill.fleet import Fleet, server_starter
 from specmill.head_facts import head_facts
@@ -28,8 +30,8 @@ from specmill.recording import CellCache, Recording
 from specmill.revision import code_state
 from specmill.samples import read_samples
 from specmill.section import DoesNotFit, entry
-from specmill.stage import open_stage
-from specmill.summary import by_name, headline_k, summarise, without_empty_lists
+from specmill.stage import Stage, open_stage
+from specmill.summary import by_name, same_fields, summarise, without_empty_lists
 from specmill.verifier import model_path
 
 logger = logging.getLogger("specmill.stages.bench")
@@ -48,13 +50,7 @@ def main(name: str) -> None:
             "method": name,
             "served_by": method.method,
             "head": head_facts(head, verifier),
-            "provenance": code_state()
-            | {
-                "versions": compat.engine_versions(),
-                "reference": bench.reference,
-                "waited_s": stage.waited_s,
-                "load_1m_before": round(os.getloadavg()[0], 2),
-            },
+            "provenance": _provenance(stage),
         }
         prompts = read_samples(paths.PREPARED / "bench.parquet")
         rounds = plan_cells(prompts, bench)
@@ -65,6 +61,8 @@ def main(name: str) -> None:
             "verifier": verifier,
             "bench": bench.model_dump(),
             "hardware": read_json(paths.HARDWARE),
+            # no stage depends on these, but an engine with less room may preempt requests
+            "memory": [runtime.cpu_kv_cache_gib, runtime.gpu_memory_utilization],
         }
         cache = CellCache(paths.CACHE / "bench_cells", inputs)
         start = server_starter(
@@ -72,11 +70,13 @@ def main(name: str) -> None:
         )
         pace = Pace(paths.CACHE / "bench_pace.json", verifier, inputs["hardware"])
         beside = bench.reference == "beside"
-        warmup, timeout_s = warmup_prompts(prompts, rounds), runtime.request_timeout_s
+        heldout = read_samples(paths.PREPARED / "heldout.parquet")
+        warmup = warmup_prompts(heldout, max(bench.context))
         try:
-            phases = plan_phases(speculative_configs(name, method, ks, verifier), bench.reference)
+            configs = speculative_configs(name, method, ks, verifier)
+            phases = plan_phases(configs, bench.reference)
             logger.info("%s", describe(phases, rounds, beside, bench.max_tokens, pace))
-            with Fleet(start, warmup, bench, timeout_s, cache.servers()) as fleet:
+            with Fleet(start, warmup, bench, runtime.request_timeout_s, cache.servers()) as fleet:
                 recording = measure(phases, rounds, bench, fleet, cache)
         except DoesNotFit as reason:
             Recording().write(raw, name)
@@ -84,19 +84,28 @@ def main(name: str) -> None:
             return
         recording.write(raw, name)
         pace.remember(recording)
-        rows, headline = summarise(Recording.read(raw), bench), headline_k(recording)
-        stage.write_metrics(
-            result,
-            about
-            | {
-                "num_speculative_tokens": headline,
-                "rows": rows,
-                "engine": without_empty_lists(recording.servers),
-            },
-        )
+        rows = summarise(Recording.read(raw), bench)
+        rows += [row for k in recording.refused for row in empty_rows(int(k), bench)]
+        headline = ks[0] if any(configs.values()) else 0
+        found = {
+            "num_speculative_tokens": headline,
+            "rows": same_fields(rows),
+            "engine": without_empty_lists(recording.servers),
+            "refused": recording.refused,
+        }
+        stage.write_metrics(result, about | found)
         # by name, for MLflow does not know rows; without K, so that every method has these columns
         stage.tracker.log_metrics(by_name(rows, headline))
         cache.clear()
+
+
+def _provenance(stage: Stage) -> dict[str, Any]:
+    return code_state() | {
+        "versions": compat.engine_versions(),
+        "reference": stage.params.bench.reference,
+        "waited_s": stage.waited_s,
+        "load_1m_before": round(os.getloadavg()[0], 2),
+    }
 
 
 if __name__ == "__main__":

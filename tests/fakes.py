@@ -4,6 +4,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -56,13 +57,29 @@ def prepare_section(**changes: Any) -> Prepare:
     return Prepare(**(values | changes))
 
 
+@dataclass(frozen=True)
+class FakeServer(Server):
+    """A FakeVllm that is served."""
+
+    fake: "FakeVllm | None" = None
+
+    def pause(self) -> None:
+        assert self.fake
+        self.fake.paused = True
+
+    def resume(self) -> None:
+        assert self.fake
+        self.fake.paused = False
+
+
 class FakeVllm:
     """Answers over HTTP in vLLM's format. Token ids of a text are its UTF-8 bytes.
 
     A chat that ends with `x` is answered `re: x`; its prompt reads `<role>content` throughout. A
     completion of ids `[..., n]` is streamed as `[n + 1, n + 2]`, then `[n + 3]`, and moves the
-    engine's counters as 2 drafts of 3 tokens do of which positions 0, 1 and 2 are accepted 2, 1
-    and 0 times, in 3 engine steps.
+    engine's counters as 2 drafts of `k` tokens do of which positions 0 and 1 are accepted 2 and 1
+    times and no others, in 3 engine steps. Where a completion asks for log probabilities, it gets
+    those of `likely`. While it is paused every completion fails.
     """
 
     def __init__(self) -> None:
@@ -80,6 +97,11 @@ class FakeVllm:
         """Lines sent instead of the usual completion."""
         self.metrics: str | None = None
         """Text sent instead of the usual counters."""
+        self.k = 3
+        """Tokens of each draft that the usual counters tell of."""
+        self.likely: dict[int, float] = {}
+        """Log probabilities of the next token, by its id."""
+        self.paused = False
         self.lock = threading.Lock()
 
     @contextlib.contextmanager
@@ -100,11 +122,13 @@ class FakeVllm:
                     fake.requests.append(body)
                     fake.keys.add(self.headers["Authorization"])
                     failed = fake.fail_after is not None and len(fake.requests) > fake.fail_after
-                if failed:
+                if failed or fake.paused:
                     error = {"error": {"message": "the fake is tired", "code": 500}}
                     self._send(500, json.dumps(error).encode())
                 elif self.path == "/v1/chat/completions":
                     self._send(200, json.dumps(fake.chat(body["messages"])).encode())
+                elif "logprobs" in body:
+                    self._send(200, json.dumps(fake.top_logprobs()).encode())
                 else:
                     lines = fake.stream or completion_lines(body["prompt"])
                     self._send(200, "".join(f"{line}\n\n" for line in lines).encode())
@@ -119,7 +143,8 @@ class FakeVllm:
             thread = threading.Thread(target=http.serve_forever, args=(0.01,))
             thread.start()
             try:
-                yield Server(f"http://127.0.0.1:{http.server_port}", "secret", log, 1.25)
+                url = f"http://127.0.0.1:{http.server_port}"
+                yield FakeServer(url, "secret", log, 1.25, fake=self)
             finally:
                 http.shutdown()
                 thread.join()
@@ -145,18 +170,24 @@ class FakeVllm:
             (choice if name in choice else reply).pop(name)
         return reply
 
+    def top_logprobs(self) -> dict[str, Any]:
+        """The reply to a completion that asks for the likeliest tokens, named by their ids."""
+        likely = {f"token_id:{token}": value for token, value in self.likely.items()}
+        return {"choices": [{"logprobs": {"top_logprobs": [likely]}}]}
+
     def exposition(self) -> str:
         """What `/metrics` says after the completions so far."""
         if self.metrics is not None:
             return self.metrics
         done = len(self.requests)
+        accepted = [2, 1, *[0] * self.k][: self.k]
         values = {
             "vllm:spec_decode_num_drafts_total{": 2,
-            "vllm:spec_decode_num_draft_tokens_total{": 6,
-            "vllm:spec_decode_num_accepted_tokens_total{": 3,
-            'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0",': 2,
-            'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="1",': 1,
-            'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="2",': 0,
+            "vllm:spec_decode_num_draft_tokens_total{": 2 * self.k,
+            "vllm:spec_decode_num_accepted_tokens_total{": sum(accepted),
+        } | {
+            f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{position}",': times
+            for position, times in enumerate(accepted)
         }
         lines: list[str] = []
         for name, each in values.items():

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from specmill.acceptance import acceptance, add, draft_coverage, subtract
+from specmill.acceptance import acceptance, add, conditional, draft_coverage, subtract
 
 COUNTS = {
     "num_drafts": 8,
@@ -44,6 +44,30 @@ def test_acceptance_length_is_one_plus_the_sum_of_the_rates(seed: int) -> None:
     assert figures["acceptance_rate"] == pytest.approx(sum(rates) / k)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_conditional_rates_multiply_to_the_unconditional_ones(seed: int) -> None:
+    generator = random.Random(seed)
+    drafts, k = generator.randint(1, 1000), generator.randint(1, 8)
+    at = sorted((generator.randint(0, drafts) for _ in range(k)), reverse=True)
+    rates = [accepted / drafts for accepted in at]
+    given = conditional(rates)
+    assert len(given) == k
+    product = 1.0
+    for rate, factor in zip(rates, given, strict=True):
+        product *= factor or 0.0
+        assert product == pytest.approx(rate)
+        assert factor is None or 0 <= factor <= 1
+
+
+def test_conditional_rates_of_a_hand_made_cell() -> None:
+    assert conditional([0.75, 0.25, 0.125]) == [0.75, pytest.approx(1 / 3), 0.5]
+    assert conditional([]) == []
+
+
+def test_where_no_draft_came_that_far_there_is_no_conditional_rate() -> None:
+    assert conditional([0.5, 0.0, 0.0]) == [0.5, 0.0, None]
+
+
 def test_a_position_that_was_never_accepted_has_rate_zero() -> None:
     counts = COUNTS | {"num_draft_tokens": 32}
     assert acceptance(counts, 4)["acceptance_rate_pos"] == [0.75, 0.25, 0.125, 0.0]
@@ -60,6 +84,8 @@ def test_without_a_draft_there_is_no_acceptance_length() -> None:
         {"num_accepted_tokens": 10},
         {"accepted_at_0": 2, "accepted_at_1": 6},  # accepted later more often than before
         {"accepted_at_3": 1, "num_accepted_tokens": 10},  # a position that was never drafted
+        {"accepted_at_0": 9, "num_accepted_tokens": 12},  # more often than there were drafts
+        {"num_drafts": 0},
     ],
 )
 def test_counters_that_contradict_each_other_are_refused(changed: dict[str, int]) -> None:

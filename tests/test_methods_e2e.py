@@ -57,6 +57,9 @@ def rows(pipeline: Workspace) -> dict[str, dict[str, Any]]:
             name: dict(read_json(pipeline.folder / f"reports/bench/{name}.json"))
             for name in params["methods"]
         } | {
+            "sampling": {
+                name: read_json(pipeline.folder / f"reports/sampling/{name}.json") for name in ROWS
+            },
             "table": {"text": (pipeline.folder / "reports/comparison.md").read_text()},
             "heads": {"medusa": read_json(pipeline.folder / "reports/medusa/small.json")},
         }
@@ -80,6 +83,12 @@ def test_every_method_is_served_and_measured(rows: dict[str, dict[str, Any]]) ->
         rates = [value for key, value in row.items()
                  if key.startswith("acceptance_rate_pos_") and value is not None]  # fmt: skip
         assert row["acceptance_length"] == pytest.approx(1 + sum(rates), abs=1e-3), name
+
+
+def test_no_method_changes_what_is_sampled(rows: dict[str, dict[str, Any]]) -> None:
+    for name, result in rows["sampling"].items():
+        assert result["lossless"], name
+        assert 1.05 < result["acceptance_length"] < 3, name
 
 
 def test_a_verifier_that_drafts_for_itself_is_accepted(rows: dict[str, dict[str, Any]]) -> None:

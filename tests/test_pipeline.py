@@ -14,6 +14,7 @@ import pytest
 
 from specmill.files import read_json
 from specmill.layers import default_aux_layer_ids
+from specmill.records import read_requests
 from specmill.samples import Sample, read_samples
 from specmill.view import StateView
 from specmill.vocab import load_tables
@@ -49,8 +50,7 @@ def bench_row(folder: Path, method: str, concurrency: int) -> dict[str, Any]:
 
 
 def raw_requests(folder: Path, method: str) -> list[dict[str, Any]]:
-    lines = (folder / f"data/bench/{method}.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return read_requests(folder / f"data/bench/{method}/requests.parquet")
 
 
 def test_the_loss_mask_decodes_to_exactly_the_assistants_text(
@@ -140,6 +140,8 @@ def test_acceptance_length_is_one_plus_the_sum_of_the_rates(folder: Path, method
             assert row.get("acceptance_length") is None
             continue
         rates = [row[f"acceptance_rate_pos_{i}"] for i in range(3)]
+        given = [row[f"acceptance_given_pos_{i}"] or 0.0 for i in range(3)]
+        assert rates == pytest.approx(np.cumprod(given).tolist(), abs=1e-3)
         assert row["acceptance_length"] == pytest.approx(1 + sum(rates), abs=1e-3)
         assert rates == sorted(rates, reverse=True)
         checked += 1
@@ -153,13 +155,34 @@ def test_the_trained_head_has_drafts_accepted_by_the_real_verifier(folder: Path)
 
 
 def test_every_method_is_measured_beside_its_own_reference(folder: Path) -> None:
-    for method in ("ngram", "eagle3"):
+    for method, k in (("none", 0), ("ngram", 3), ("eagle3", 3)):
         result = bench_result(folder, method)
-        assert list(result["engine"]) == ["method_k3_round0", "reference_k0_round0"]
-        row = bench_row(folder, method, 1)
-        ratio = row["output_tokens_per_s"] / row["reference_tokens_per_s"]
-        assert row["speedup"] == pytest.approx(ratio, rel=1e-3)
-    assert "speedup" not in bench_row(folder, "none", 1)
+        assert list(result["engine"]) == [f"method_k{k}_0", "reference_k0_0"]
+        requests = raw_requests(folder, method)
+        for concurrency, num_pairs in ((1, 7), (4, 7)):
+            row = bench_row(folder, method, concurrency)
+            assert row["num_pairs"] == num_pairs
+            assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
+            assert row["verdict"] in ("faster", "slower", "no difference shown")
+        # with one request in flight a pair is one request on either server
+        seconds: dict[str, dict[str, float]] = {"reference": {}, "method": {}}
+        for request in requests:
+            if request["concurrency"] == 1:
+                time_s = request["chunk_s"][-1] / len(request["output_ids"])
+                seconds[request["role"]][request["sample_key"]] = time_s
+        ratios = [seconds["reference"][key] / value for key, value in seconds["method"].items()]
+        expected = float(np.exp(np.median(np.log(ratios))))
+        assert bench_row(folder, method, 1)["speedup"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_an_engine_that_is_not_measured_is_paused_and_its_neighbour_is_not_slowed(
+    folder: Path,
+) -> None:
+    # two equal servers side by side: an engine that spins beside the other halves its speed, and
+    # the first one of each pair would be the one that is slowed
+    row = bench_row(folder, "none", 4)
+    assert 0.5 < row["speedup"] < 2.0
+    assert row["identical_outputs"] > 0.9
 
 
 def test_every_engine_was_bound_to_the_same_cores_and_says_that_it_is_eager(folder: Path) -> None:
@@ -168,7 +191,7 @@ def test_every_engine_was_bound_to_the_same_cores_and_says_that_it_is_eager(fold
         for method in ("none", "ngram", "eagle3")
         for facts in bench_result(folder, method)["engine"].values()
     ]
-    assert len(rows) == 5
+    assert len(rows) == 6
     assert {row["enforce_eager"] for row in rows} == {"True"}
     assert len({tuple(row["bound_cores"]) for row in rows}) == 1
     assert "uncompiled" in (folder / "reports/comparison.md").read_text()
@@ -183,8 +206,7 @@ def test_greedy_output_mostly_equals_the_reference(folder: Path) -> None:
 
 def test_raw_records_hold_every_request_with_its_times_and_ids(folder: Path) -> None:
     requests = raw_requests(folder, "eagle3")
-    cells = 7 * (1 + 4)
-    assert len(requests) == 2 * cells
+    assert len(requests) == 2 * 7 * (1 + 4)
     for request in requests:
         assert sum(request["chunk_tokens"]) == len(request["output_ids"])
         assert request["chunk_s"] == sorted(request["chunk_s"])
@@ -196,7 +218,22 @@ def test_the_comparison_names_every_category_and_method(folder: Path) -> None:
     for category in ("coding", "maths", "structured", "explanation", "writing", "reasoning"):
         for method in ("ngram", "eagle3"):
             assert f"| {category} | {method} | 3 |" in table
-    assert (folder / "reports/acceptance.svg").read_text().startswith("<?xml")
+    for said in ("95% interval", "Losslessness", "same distribution", "Engines", "Drift of each"):
+        assert said in table
+    for picture in ("acceptance", "acceptance_by_category", "speedup", "speedup_by_load",
+                    "speedup_by_k"):  # fmt: skip
+        assert (folder / f"reports/{picture}.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize("method", ["none", "ngram", "eagle3"])
+def test_sampling_with_every_method_has_the_verifiers_distribution(
+    folder: Path, method: str
+) -> None:
+    result = read_json(folder / f"reports/sampling/{method}.json")
+    assert result["lossless"]
+    assert result["p_value"] > 1e-3
+    if method != "none":
+        assert 1.05 < result["acceptance_length"] < 3
 
 
 def test_mlflow_has_one_finished_run_per_stage_with_parameters_and_commit(folder: Path) -> None:
@@ -212,6 +249,7 @@ def test_mlflow_has_one_finished_run_per_stage_with_parameters_and_commit(folder
     assert set(runs) == {
         "verifier", "prepare", "extract", "vocab", "train",
         "bench@none", "bench@ngram", "bench@eagle3", "report",
+        "sampling@none", "sampling@ngram", "sampling@eagle3",
     }  # fmt: skip
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     assert len(runs["train"].data.tags["git.commit"]) == 40
@@ -288,7 +326,7 @@ def test_more_prompts_generate_and_extract_only_themselves(pipeline: Workspace) 
 def test_a_killed_bench_leaves_no_server_and_keeps_its_finished_cells(pipeline: Workspace) -> None:
     folder = pipeline.folder
     cells = folder / ".cache/bench_cells"
-    assert not list(cells.glob("*.json"))
+    assert not list(cells.glob("*/*.json"))
     stage = subprocess.Popen(
         ["python", "-m", "stages.bench", "none"],
         cwd=folder,
@@ -296,33 +334,25 @@ def test_a_killed_bench_leaves_no_server_and_keeps_its_finished_cells(pipeline: 
         stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 300
-    while len(list(cells.glob("*.json"))) < 3:
+    while len(list(cells.glob("*/*.json"))) < 4:  # three pairs and the engines' facts
         assert stage.poll() is None, "the bench ended before it could be interrupted"
         assert time.monotonic() < deadline
         time.sleep(0.1)
     os.kill(stage.pid, signal.SIGTERM)
     assert stage.wait(60) != 0
-    kept = {path.name: path.read_bytes() for path in cells.glob("*.json")}
+    kept = [path.read_text() for path in cells.glob("*/*.json") if path.stem != "servers"]
     assert len(kept) >= 3
     test_no_server_is_left_behind(folder)
     pipeline.run("python", "-m", "stages.bench", "none")
-    assert not list(cells.glob("*.json"))
+    assert not list(cells.glob("*/*.json"))
     measured = raw_requests(folder, "none")
-    for content in kept.values():
-        cell = json.loads(content)
-        ids = [r["output_ids"] for r in cell["requests"]]
-        same = [
-            r["output_ids"]
-            for r in measured
-            if (r["category"], r["concurrency"]) == (cell["category"], cell["concurrency"])
-        ]
-        times = [
-            r["chunk_s"]
-            for r in measured
-            if (r["category"], r["concurrency"]) == (cell["category"], cell["concurrency"])
-        ]
-        assert ids == same
-        assert times == [r["chunk_s"] for r in cell["requests"]]
+    place = ("role", "number")
+    for content in kept:
+        for cell in json.loads(content):
+            again = [r for r in measured if all(r[name] == cell[name] for name in place)]
+            for name in ("output_ids", "chunk_s"):
+                assert [r[name] for r in again] == [r[name] for r in cell["requests"]]
+    assert not bench_row(folder, "none", 4)["one_execution"]
     pipeline.reset()
 
 
@@ -332,5 +362,5 @@ def test_an_invalid_parameter_is_refused_before_any_output_is_removed(pipeline: 
     assert done.returncode != 0
     assert "spec.tokens: Input should be a valid integer" in done.stdout + done.stderr
     assert (folder / "reports/bench/ngram.json").is_file()
-    assert (folder / "data/bench/ngram.jsonl").is_file()
+    assert (folder / "data/bench/ngram/requests.parquet").is_file()
     pipeline.reset()

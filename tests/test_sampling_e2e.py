@@ -47,8 +47,8 @@ def sampled(
     monkeypatch.setattr(paths, "VERIFIER", tmp_path / "none")
     twin, draft = tmp_path / "twin", tmp_path / "draft"
     identity = write_twin(twin)
-    draft_on_twin(method, TwinDrafts(twin, identity, K), draft)
     entry = Method(method=method, section="spec", head=str(draft), settings=settings)
+    draft_on_twin("row", entry, TwinDrafts(twin, identity, K), draft)
     told = speculative_configs("row", entry, [K], identity)[K]
     runtime = load_params(ROOT / "params.yaml").runtime
     return check_lossless(twin, told, tmp_path / "log", runtime)

@@ -101,8 +101,9 @@ def test_every_method_is_told_to_draft_on_the_twin(
     monkeypatch.setattr(paths, "VERIFIER", tmp_path / "none")
     folder, identity = twin
     draft = tmp_path / "draft"
-    draft_on_twin(method, TwinDrafts(folder, identity, K), draft)
-    told = speculative_configs("row", entry_of(method, draft), [K], identity)[K]
+    entry = entry_of(method, draft)
+    draft_on_twin("row", entry, TwinDrafts(folder, identity, K), draft)
+    told = speculative_configs("row", entry, [K], identity)[K]
     if method == "none":
         assert told is None
         return

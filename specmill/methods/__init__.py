@@ -44,15 +44,20 @@ def speculative_configs(
     return {k: make(k, settings, Path(chosen.head), verifier) for k in ks}
 
 
-def draft_on_twin(method: str, make: Any, folder: Path) -> None:
-    """Write the artefact with which a method drafts on the sampling check's twin, if it needs one.
+def draft_on_twin(name: str, chosen: Method, make: Any, folder: Path) -> None:
+    """Write what a row's method drafts with on the sampling check's twin, if it serves an artefact.
 
     Args:
-        method: A file of specmill/methods.
+        name: The row.
+        chosen: Its entry of params.yaml; its own artefact is not asked for.
         make: A TwinDrafts.
         folder: Receives the artefact.
+
+    Raises:
+        ValueError: as `read_settings`.
     """
-    write = getattr(METHODS[method], "draft_on_twin", None)
+    read_settings(name, chosen)
+    write = getattr(METHODS[chosen.method], "draft_on_twin", None)
     if write is not None:
         write(make, folder)
 
