@@ -87,11 +87,11 @@ _READING = """\
 - The *baseline* of a row was served in the same stage, with the same flags, and answered the same
   prompts: with both servers up, cell by cell (`bench.reference: beside`), or in turns (`bracket`),
   when the interval is widened by what baselines drifted from round to round.
-- *Change* is the median over pairs: one cell of prompts, answered by both, as a ratio of output
+- *Change* is the median over pairs: one set of prompts, answered by both, as a ratio of output
   tokens per second; so it is not the ratio of the two columns before it, which are totals. Its
   interval is a bootstrap over pairs. Of 20 intervals of equal servers about one misses +0%.
-- Where requests arrive at a rate, that rate decides how many tokens a second there are. There a
-  pair is a request, and change is of the speed of its answer, waiting included.
+- Where requests arrive at a rate, that rate decides how many tokens a second there are. There the
+  ratio of a pair is of how long its answers took, waiting included, per token.
 - *Acceptance length* is tokens per verification step with a draft, bonus token included; *drafted
   steps* is the share of steps that had one; *tokens/step* is over all steps.
 - Times are the median / 90th / 99th percentile, of requests or of the time between two chunks; the
@@ -117,6 +117,7 @@ def _drift_lines(results: Results, load: str) -> list[str]:
         for name, result in results.items()
         for row in headline_rows(result)
         if load_label(row) == load and row["category"] == ALL and "source" not in result
+        if row["reference_tokens_per_s"] is not None  # the headline K may be refused
     }
     none = baselines.pop("none", None)
     if none is None or not baselines:

@@ -180,17 +180,18 @@ def _is_headline(row: dict[str, Any], bench: dict[str, Any]) -> bool:
 
 
 def _cells(method: str, bench: dict[str, Any]) -> list[Cell]:
-    reason = {"not_served": bench["not_served"]} if "not_served" in bench else {}
+    refused = bench.get("refused", {})
     cells = []
     for row in bench["rows"]:
         figures = {name: value for name, value in row.items() if name not in PLACE}
         k, category = row["num_speculative_tokens"], row["category"]
+        reason = bench.get("not_served", refused.get(str(k)))
         cells.append(
             Cell(
                 name=f"{method} K={k} {load_name(row)} {category}",
                 params={"method": method} | {n: row[n] for n in PLACE if row[n] is not None},
                 metrics=numbers(figures),
-                flags=reason
+                flags=({"not_served": reason} if reason else {})
                 | {
                     name: value if isinstance(value, str) else str(value).lower()
                     for name, value in figures.items()

@@ -94,8 +94,8 @@ def prompt_type_table(rows: Named) -> list[str]:
 
 
 def is_served(row: Row) -> bool:
-    """False for a row of a method that is not served, which has no figures."""
-    return "speedup" in row
+    """False for a method, or a K of it, that the engine refused: its rows have no figures."""
+    return row.get("num_requests") is not None
 
 
 def _cell(row: Row) -> str:

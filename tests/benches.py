@@ -39,14 +39,15 @@ def beside(
 ) -> dict[str, Any]:
     """Figures beside a reference; `rates` are of acceptance by position."""
     low, high = interval or (None, None)
-    decided = "faster" if low and low > 1 else "slower" if high and high < 1 else None
+    verdict = "no difference shown" if interval else None
+    verdict = "faster" if low and low > 1 else "slower" if high and high < 1 else verdict
     figures: dict[str, Any] = {
         "reference_tokens_per_s": reference,
         "speedup": speedup,
         "speedup_low": low,
         "speedup_high": high,
         "num_pairs": 8 if interval else 4,
-        "verdict": decided or "no difference shown",
+        "verdict": verdict,
         "identical_outputs": 1.0,
         "first_divergence": None,
         "largest_gap": None,
@@ -74,6 +75,7 @@ def engine(async_scheduling: bool | None = True, **changes: Any) -> dict[str, An
         "cudagraph_mode": "FULL",
         "compilation_mode": "VLLM_COMPILE",
         "bound_cores": None,
+        "kv_cache_tokens": None,
         "startup_s": 31.4,
     } | changes
 
@@ -85,7 +87,7 @@ def result(k: int, rows: list[dict[str, Any]], **engines: dict[str, Any]) -> dic
         "head": {},
         "rows": rows,
         "engine": engines,
-        "provenance": {"waited_s": 0.2},
+        "provenance": {"waited_s": 0.2, "load_1m_before": 0.1},
     }
 
 

@@ -116,6 +116,7 @@ def test_every_section_carries_the_values_of_the_file(tmp_path: Path) -> None:
         ("bench.context", [], "bench.context"),
         ("bench.rates", 2.5, "bench.rates"),
         ("bench.precision", 0, "bench.precision"),
+        ("bench.seconds", 0, "bench.seconds"),
         ("bench.max_ttft_ms", 0.0, "bench.max_ttft_ms"),
         ("bench.max_itl_ms", -1.0, "bench.max_itl_ms"),
         ("bench.enforce_eager", 0, "bench.enforce_eager"),

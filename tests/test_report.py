@@ -50,7 +50,7 @@ REFUSED = {
     "not_served": "its heads are 4 wide, not 8",
     "rows": [place(3, 1, 0), place(3, 8, 0)],
     "engine": {},
-    "provenance": {"waited_s": 0.0},
+    "provenance": {"waited_s": 0.0, "load_1m_before": 0.0},
 }
 
 
@@ -176,6 +176,18 @@ def test_a_method_that_is_not_served_changes_nothing_about_the_others(results: R
     assert summary_metrics(with_refusal) == summary_metrics(results)
     others = [line for line in compared(with_refusal).splitlines() if "narrow" not in line]
     assert others == compared(results).splitlines()
+
+
+def test_a_headline_k_that_is_refused_leaves_the_other_k_in_the_tables(results: Results) -> None:
+    rows = results["eagle3"]["rows"]
+    rows[4:] = [row(2, load, "all", dict.fromkeys(rows[0].keys() - place(2, load, 0).keys()))
+                for load in (1, 8)]  # fmt: skip
+    results["eagle3"]["refused"] = {"2": "it drafts 1 at most"}
+    text = compared(results)
+    assert "| eagle3 | 1 | **+20%** | (+1%) |\n| eagle3 | 2 | not served | not served |" in text
+    assert "- **eagle3 is not served at K=2**: it drafts 1 at most" in text.split("\n## ")[0]
+    assert "of `none`, measured at another time: ngram +1%. Compare" in text
+    assert summary_metrics(results)["eagle3"] == {"c1": {}, "c8": {}, "num_speculative_tokens": 2}
 
 
 def test_a_row_of_another_tool_stands_among_the_others(results: Results) -> None:

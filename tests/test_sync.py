@@ -1,4 +1,5 @@
 import contextlib
+import json
 import logging
 import os
 import shutil
@@ -403,6 +404,20 @@ def test_a_method_that_is_not_served_has_cells_that_say_why_and_no_figures(folde
     assert (cell.name, cell.metrics) == ("eagle3 K=2 c1 all", {})
     assert cell.flags == {"not_served": "too Narrow"}
     assert state.head == {"dvc.md5": EAGLE3_MD5, "verifier": "Tiny"}
+
+
+def test_a_k_that_is_refused_has_cells_that_say_why(folder: Path) -> None:
+    file = folder / "reports/bench/eagle3.json"
+    bench = json.loads(file.read_text())
+    empty = dict.fromkeys(bench["rows"][0]) | {
+        "num_speculative_tokens": 9, "concurrency": 1, "context": 0, "category": "all",
+    }  # fmt: skip
+    write(file, bench | {"rows": [*bench["rows"], empty], "refused": {"9": "4 at most"}})
+    write_lock(folder)
+    cells = {cell.name: cell for cell in read_state(Path()).cells}
+    refused = cells["eagle3 K=9 c1 all"]
+    assert (refused.metrics, refused.flags) == ({}, {"not_served": "4 at most"})
+    assert "not_served" not in cells["eagle3 K=2 c1 all"].flags
 
 
 def test_a_head_that_drafted_nothing_has_no_acceptance_length(folder: Path) -> None:

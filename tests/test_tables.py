@@ -43,6 +43,7 @@ def test_loads_of_the_overview_are_in_the_order_of_the_plots() -> None:
 def test_what_was_not_compared_is_a_dash_and_what_has_no_interval_is_plain() -> None:
     rows = [
         ("few", row(3, 1, "all", beside(40.0, 50.0, 1.25))),
+        ("few", row(9, 1, "all", dict.fromkeys(beside(1.0, 1.0, 1.0)))),
         ("refused", place(3, 1, 0)),
         ("refused", place(3, 8, 0)),
         ("uncompared", row(3, 2, "all", alone(50.0))),
@@ -51,6 +52,7 @@ def test_what_was_not_compared_is_a_dash_and_what_has_no_interval_is_plain() -> 
         "| method | K | 1 in flight | 8 in flight |",
         "| --- | ---: | ---: | ---: |",
         "| few | 3 | +25% | - |",
+        "| few | 9 | not served | - |",
         "| refused | 3 | not served | not served |",
     ]
 
@@ -78,8 +80,9 @@ def test_the_table_of_speeds_has_every_k_beside_its_own_baseline(rows: Named) ->
         ),
         (alone(50.0), "- | 50.0 | - | - | -"),
         (alone(50.0) | {"output_tokens_per_s": None}, "- | - | - | - | -"),
-        ({}, "- | - | - | - | not served"),
         ({"output_tokens_per_s": None}, "- | - | - | - | not served"),
+        # of a K that was refused: a row has every field that others of its method have
+        (dict.fromkeys(beside(1.0, 1.0, 1.0)), "- | - | - | - | not served"),
     ],
 )
 def test_a_row_without_an_interval_says_why(figures: dict[str, Any], line: str) -> None:
