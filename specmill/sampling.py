@@ -20,9 +20,9 @@ from specmill.server import EngineRefused, Server, serve
 K = 2
 """Draft tokens: more than one, so that a draft is also accepted in part; so few that all of it is
 accepted often enough for the bonus token to be tested."""
-NUM_POSITIONS = K + 2
+NUM_POSITIONS = K + 3
 """Tokens of an answer: the first comes from the prompt's own step and has no draft, then K drafted
-ones and the bonus token."""
+ones, the bonus token, and the first of the draft after it."""
 NUM_SAMPLES = 8192
 """tests/test_sampling_check.py: what it takes to find a sampler that is only a little wrong."""
 TEMPERATURE = 1.0
@@ -52,15 +52,15 @@ def check_lossless(
         (None without speculation).
 
     Raises:
-        RuntimeError: when there were too few drafts of either fate.
+        RuntimeError: when nothing was found and there were too few drafts of either fate.
         DoesNotFit: when the engine does not start with the method.
     """
     answers, counts = _serve_and_sample(twin, speculation, log, runtime)
-    if speculation:
-        check_both_fates(counts)
     exact = [next_token_probabilities(twin, *pair) for pair in zip(prompts(), answers, strict=True)]
     before = np.repeat([prompt[-1] for prompt in prompts()], answers.shape[1])
     verdict = check_samples(before, answers.reshape(-1, NUM_POSITIONS), np.concatenate(exact))
+    if speculation and verdict.lossless:  # a difference that was found needs no drafts to count
+        check_both_fates(counts)
     drafts = acceptance(counts, K) if speculation else {}
     shown = ("num_drafts", "acceptance_length", "acceptance_rate")
     return {
@@ -79,6 +79,9 @@ def _serve_and_sample(
 ) -> tuple[np.ndarray, dict[str, int]]:
     flags = ["--max-model-len", str(MAX_MODEL_LEN), "--dtype", "float32"]
     flags += ["--enforce-eager", "--skip-tokenizer-init"]
+    # a seeded request whose prompt is read in parts ends a CPU engine: it winds the generator back,
+    # which only CUDA's can (vllm v1/worker/gpu_model_runner.py, 0.32: "does not use offset")
+    flags.append("--no-enable-chunked-prefill")
     if speculation:
         flags += ["--speculative-config", json.dumps(speculation)]
     try:

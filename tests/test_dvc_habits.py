@@ -336,7 +336,7 @@ def test_one_worker_takes_a_queue_of_three_and_runs_benches_and_report_only(
 
 def test_two_workers_never_run_one_stage_at_the_same_time(queue: Workspace) -> None:
     # another `max_tokens` makes both of them run bench@none with the same inputs
-    done = run_queue(queue, 2, "spec.tokens=1,2", "bench.max_tokens=64")
+    done = run_queue(queue, 2, "spec.tokens=1,2", "bench.max_tokens=72")
     assert [k for k, _ in done] == [1, 2]
     for _, stages in done:
         assert SPECULATING <= stages <= SPECULATING | {"bench@none"}
