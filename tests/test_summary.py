@@ -240,3 +240,10 @@ def test_the_records_are_left_as_they_were() -> None:
     before = copy.deepcopy(cells)
     rows_of(cells)
     assert cells == before
+
+
+def test_prompts_that_were_sent_again_are_no_further_pair() -> None:
+    again = answer([1, 2, 3, 4], 1.0, key="a")
+    cells = [cell(role, 1.0, again, round=n) for n in range(7) for role in ("reference", "method")]
+    row = rows_of(cells)[0]
+    assert (row["num_pairs"], row["num_requests"], row["speedup_low"]) == (1, 7, None)
