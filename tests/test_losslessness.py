@@ -29,7 +29,7 @@ def test_only_a_method_that_failed_is_marked() -> None:
 
 
 def test_the_table_has_a_line_per_row_and_a_reason_for_each_that_did_not_pass() -> None:
-    lines = losslessness_section(SAMPLING)
+    lines = losslessness_section(SAMPLING, None)
     assert [line for line in lines if line.startswith("| ")][2:] == [
         "| none | yes | 0.31 | 8192 | - |",
         "| ngram | yes | 0.8 | 8192 | 1.50 |",
@@ -44,5 +44,12 @@ def test_the_table_has_a_line_per_row_and_a_reason_for_each_that_did_not_pass() 
 
 
 def test_without_any_result_there_is_no_section() -> None:
-    assert losslessness_section({}) == []
+    assert losslessness_section({}, None) == []
     assert marked("ngram", {}) == "ngram"
+
+
+def test_a_fault_that_is_known_stands_in_the_reason_of_every_wrong_row_and_of_no_other() -> None:
+    lines = losslessness_section(SAMPLING, "vllm#1 swaps tokens")
+    assert [line.split("**")[1] for line in lines if "Known: vllm#1 swaps tokens" in line] == [
+        "wrong is not lossless"
+    ]
