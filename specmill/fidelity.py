@@ -13,16 +13,20 @@ from specmill.rows import Results, Row, load_label, load_order
 from specmill.samples import ALL
 
 
-def is_lossless(name: str, results: Results) -> bool:
-    """False when greedy outputs or samples speak against it."""
+def flaw(name: str, results: Results) -> str | None:
+    """What speaks against a method: its greedy outputs, else its samples at temperature 1."""
+    if num_wrong(name, results):
+        return "not lossless"
     sampled = (results[name].get("sampling") or {}).get("lossless")
-    return num_wrong(name, results) == 0 and sampled is not False
+    return "not lossless when sampled" if sampled is False else None
 
 
-def marked(results: Results, mark: str = " (not lossless)") -> Results:
-    """The results with a mark behind the name of what is not lossless, to be shown with it."""
+def marked(results: Results, *, bold: bool = True) -> Results:
+    """The results with what speaks against a method behind its name, to be shown so."""
+    flaws = {name: flaw(name, results) for name in results}
+    stars = "**" if bold else ""
     return {
-        name if is_lossless(name, results) else f"{name}{mark}": result
+        f"{name} ({stars}{flaws[name]}{stars})" if flaws[name] else name: result
         for name, result in results.items()
     }
 

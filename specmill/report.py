@@ -3,6 +3,7 @@
 from typing import Any
 
 from specmill.causes import heads_section
+from specmill.compat import known_sampling_fault
 from specmill.fidelity import fidelity_section, marked
 from specmill.notes import engine_table, notes
 from specmill.rows import Results, headline_rows, load_label, load_name, load_order, load_sentence
@@ -46,11 +47,7 @@ def comparison(results: Results, hardware: dict[str, Any], verifier: dict[str, A
     machine = ", ".join(gpu["name"] for gpu in hardware["gpus"]) or (
         f"{hardware['cpu_model']}, {hardware['num_usable_cores']} cores"
     )
-    rows = [
-        (name, row)
-        for name, result in marked(results, " (**not lossless**)").items()
-        for row in result["rows"]
-    ]
+    rows = [(name, row) for name, result in marked(results).items() for row in result["rows"]]
     sampling = {
         name: result["sampling"] for name, result in results.items() if "sampling" in result
     }
@@ -68,7 +65,7 @@ def comparison(results: Results, hardware: dict[str, Any], verifier: dict[str, A
         "",
         *_load_blocks(rows, results),
         *fidelity_section(results),
-        *sampling_section(sampling),
+        *sampling_section(sampling, known_sampling_fault(hardware)),
         *heads_section(results),
         *engine_table(results),
     ]

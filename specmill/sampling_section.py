@@ -8,8 +8,13 @@ from typing import Any
 Sampling = dict[str, dict[str, Any]]
 
 
-def sampling_section(sampling: Sampling) -> list[str]:
-    """Markdown: a table of what was tested, then a line per row that failed or was not tested."""
+def sampling_section(sampling: Sampling, known_fault: str | None) -> list[str]:
+    """Markdown: a table of what was tested, then a line per row that failed or was not tested.
+
+    Args:
+        sampling: Results by row.
+        known_fault: What is known to be wrong with this engine's sampling, a clause; or None.
+    """
     if not sampling:
         return []
     lines = [
@@ -32,18 +37,22 @@ def sampling_section(sampling: Sampling) -> list[str]:
             f"| {name} | {'yes' if result['lossless'] else '**no**'} | {result['p_value']:.2g} | "
             f"{result['num_samples']} | {'-' if length is None else f'{length:.2f}'} |"
         )
-    reasons = [f"- {line}" for name, result in sampling.items() if (line := _reason(name, result))]
+    reasons = [
+        f"- {line}"
+        for name, result in sampling.items()
+        if (line := _reason(name, result, known_fault))
+    ]
     return [*lines, "", *reasons, *([""] if reasons else [])]
 
 
-def _reason(name: str, result: dict[str, Any]) -> str | None:
+def _reason(name: str, result: dict[str, Any], known_fault: str | None) -> str | None:
     if result["lossless"] is None:
         return f"{name}: sampling was not tested: {result['not_checked']}"
     if result["lossless"]:
         return None
     return (
-        f"**{name} is not lossless**: at temperature {result['temperature']:g} its samples have "
+        f"**{name} is not lossless when sampled**: at temperature {result['temperature']:g} its samples have "
         f"another distribution than the verifier's (p = {result['p_value']:.1g} over "
-        f"{result['num_tests']} tests of {result['num_samples']} samples); its speed is not a gain "
-        "for the same output"
+        f"{result['num_tests']} tests of {result['num_samples']} samples); greedy answers are "
+        f"another matter. {'Known: ' + known_fault if known_fault else 'No cause is known.'}"
     )

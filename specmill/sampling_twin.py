@@ -30,6 +30,9 @@ _CONSTANT = 4.0  # of the first channel; the others of an embedding have varianc
 _LAYER_SCALE = 0.5  # of what a layer adds: less than the embedding, or all contexts are alike
 _SPREAD = 2.0  # standard deviation of w(v) h and of bias(v), about
 _SEED = 17
+_MASK_TOKEN = VOCAB_SIZE - 1
+"""What heads that draft in one pass put where a draft is wanted (draft_types.mask_token). Nothing
+but the constant is in its embedding, so that a random head drafts likely tokens there."""
 
 NUM_PROMPTS = 8
 _PHRASE_LEN = 12
@@ -56,7 +59,7 @@ def write_twin(folder: Path) -> dict[str, Any]:
         max_position_embeddings=MAX_MODEL_LEN,
         tie_word_embeddings=False,
         bos_token_id=None,
-        eos_token_id=VOCAB_SIZE - 1,  # what heads mask with; sampling ignores it
+        eos_token_id=_MASK_TOKEN,  # sampling ignores it
         dtype="float32",
     )
     model = LlamaForCausalLM(config).float()
@@ -87,6 +90,7 @@ def _draw_weights(model: LlamaForCausalLM) -> None:
             weight.mul_(_LAYER_SCALE)
             weight[0] = 0.0
     model.model.embed_tokens.weight[:, 0] = _CONSTANT
+    model.model.embed_tokens.weight[_MASK_TOKEN, 1:] = 0.0
     model.lm_head.weight.mul_(_SPREAD)
     model.lm_head.weight[:, 0] = token_biases() / _CONSTANT
 

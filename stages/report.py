@@ -35,7 +35,7 @@ def main() -> None:
             results[name]["sampling"] = read_json(paths.SAMPLING / f"{name}.json")
         table = comparison(results, read_json(paths.HARDWARE), read_json(paths.IDENTITY))
         write_atomically(paths.REPORTS / "comparison.md", table.encode())
-        for name, rows in plot_rows(marked(results)).items():
+        for name, rows in plot_rows(marked(results, bold=False)).items():
             write_json(paths.REPORTS / "plots" / f"{name}.json", rows)
             PICTURES[name](rows, paths.REPORTS / f"{name}.svg")
         stage.write_metrics(paths.REPORTS / "summary.json", summary_metrics(results))

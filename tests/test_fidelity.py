@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specmill.fidelity import fidelity_section, is_lossless, marked, num_wrong
+from specmill.fidelity import fidelity_section, flaw, marked, num_wrong
 from tests.benches import comparable
 from tests.surfaces import place
 
@@ -43,7 +43,7 @@ def test_a_method_and_k_has_one_line_over_all_loads(results: Results) -> None:
 
 def test_what_is_within_rounding_is_lossless(results: Results) -> None:
     differ(results, "eagle3", 4, identical_outputs=0.1, first_divergence=3, largest_gap=0.5)
-    assert is_lossless("eagle3", results)
+    assert flaw("eagle3", results) is None
 
 
 def test_a_difference_beyond_rounding_at_any_k_and_load_is_said(results: Results) -> None:
@@ -52,8 +52,8 @@ def test_a_difference_beyond_rounding_at_any_k_and_load_is_said(results: Results
     # of one prompt type: counted among all of them already
     differ(results, "eagle3", 7, identical_outputs=0.5, num_not_rounding=1)
     assert num_wrong("eagle3", results) == 3
-    assert not is_lossless("eagle3", results)
-    assert is_lossless("ngram", results)
+    assert flaw("eagle3", results) == "not lossless"
+    assert flaw("ngram", results) is None
     assert "| eagle3 | 1 | 50% | 100% | 0 | - | 2 |" in lines(results)
     assert lines(results)[4:] == [
         "- **eagle3 is not lossless**: in 3 of its greedy answers the first other token is not "
@@ -67,8 +67,8 @@ def test_where_even_none_leaves_itself_a_method_is_blamed_for_clearly_more(
     differ(results, "none", 2, identical_outputs=0.9, num_not_rounding=1)
     # of 24 + 24 answers; one-sided by hand: (C(24,8) 24 + C(24,9)) / C(48,9) = 0.0113
     differ(results, "eagle3", 6, identical_outputs=0.5, num_not_rounding=8)
-    assert is_lossless("eagle3", results)
-    assert is_lossless("none", results)
+    assert flaw("eagle3", results) is None
+    assert flaw("none", results) is None
     assert lines(results)[4:] == [
         "- `none` left itself by more than rounding in 1 of 24 answers at 8 in flight."
     ]
@@ -80,27 +80,30 @@ def test_where_even_none_leaves_itself_a_method_is_blamed_for_clearly_more(
     assert num_wrong("ngram", results) == 1
 
 
-@pytest.mark.parametrize(("lossless", "expected"), [(True, True), (None, True), (False, False)])
+@pytest.mark.parametrize(
+    ("lossless", "expected"), [(True, None), (None, None), (False, "not lossless when sampled")]
+)
 def test_samples_that_failed_make_a_method_not_lossless_too(
-    results: Results, lossless: bool | None, expected: bool
+    results: Results, lossless: bool | None, expected: str | None
 ) -> None:
     results["ngram"]["sampling"] = {"lossless": lossless}
-    assert is_lossless("ngram", results) is expected
-    assert is_lossless("eagle3", results)
+    assert flaw("ngram", results) == expected
+    assert flaw("eagle3", results) is None
 
 
 def test_what_is_not_lossless_is_shown_with_a_mark(results: Results) -> None:
     assert marked(results) == results
     results["ngram"]["sampling"] = {"lossless": False}
-    assert list(marked(results)) == ["none", "ngram (not lossless)", "eagle3"]
-    assert list(marked(results, "!")) == ["none", "ngram!", "eagle3"]
-    assert marked(results)["ngram (not lossless)"] is results["ngram"]
+    sampled = "ngram (**not lossless when sampled**)"
+    assert list(marked(results)) == ["none", sampled, "eagle3"]
+    assert list(marked(results, bold=False))[1] == "ngram (not lossless when sampled)"
+    assert marked(results)[sampled] is results["ngram"]
 
 
 def test_without_none_methods_are_still_judged(results: Results) -> None:
     del results["none"]
     differ(results, "ngram", 0, num_not_rounding=1)
-    assert [is_lossless(name, results) for name in ("ngram", "eagle3")] == [False, True]
+    assert [flaw(name, results) for name in ("ngram", "eagle3")] == ["not lossless", None]
 
 
 def test_what_was_not_compared_is_left_out(results: Results) -> None:
@@ -113,4 +116,4 @@ def test_what_was_not_compared_is_left_out(results: Results) -> None:
         "| eagle3 | 2 | - | 100% | - | - | 0 |",
     ]
     assert fidelity_section({"refused": refused}) == []
-    assert is_lossless("refused", {"refused": refused})
+    assert flaw("refused", {"refused": refused}) is None

@@ -23,7 +23,7 @@ SAMPLING = {
 
 
 def test_the_table_has_a_line_per_row_and_a_reason_for_each_that_did_not_pass() -> None:
-    lines = sampling_section(SAMPLING)
+    lines = sampling_section(SAMPLING, None)
     assert [line for line in lines if line.startswith("| ")][2:] == [
         "| none | yes | 0.31 | 8192 | - |",
         "| ngram | yes | 0.8 | 8192 | 1.50 |",
@@ -32,10 +32,17 @@ def test_the_table_has_a_line_per_row_and_a_reason_for_each_that_did_not_pass() 
     ]
     reasons = [line for line in lines if line.startswith("- ")]
     assert len(reasons) == 2
-    assert "**wrong is not lossless**" in reasons[0]
+    assert "**wrong is not lossless when sampled**" in reasons[0]
     assert "p = 2e-07 over 6 tests of 8192 samples" in reasons[0]
     assert reasons[1] == "- suffix: sampling was not tested: it needs a package"
 
 
 def test_without_any_result_there_is_no_section() -> None:
-    assert sampling_section({}) == []
+    assert sampling_section({}, None) == []
+
+
+def test_a_fault_that_is_known_stands_in_the_reason_of_every_wrong_row_and_of_no_other() -> None:
+    lines = sampling_section(SAMPLING, "vllm#1 swaps tokens")
+    assert [line.split("**")[1] for line in lines if "Known: vllm#1 swaps tokens" in line] == [
+        "wrong is not lossless when sampled"
+    ]
