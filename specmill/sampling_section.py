@@ -51,8 +51,8 @@ def _reason(name: str, result: dict[str, Any], known_fault: str | None) -> str |
     if result["lossless"]:
         return None
     return (
-        f"**{name} is not lossless when sampled**: at temperature {result['temperature']:g} its samples have "
-        f"another distribution than the verifier's (p = {result['p_value']:.1g} over "
+        f"**{name} is not lossless when sampled**: at temperature {result['temperature']:g} its "
+        f"samples have another distribution than the verifier's (p = {result['p_value']:.1g} over "
         f"{result['num_tests']} tests of {result['num_samples']} samples); greedy answers are "
         f"another matter. {'Known: ' + known_fault if known_fault else 'No cause is known.'}"
     )

@@ -1,5 +1,6 @@
 """Every method served for real: the pipeline's verifier, few prompts, uncompiled."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def test_a_head_of_the_wrong_width_is_a_row_with_the_reason(
     rows: dict[str, dict[str, Any]], folder: Path
 ) -> None:
     assert "576" in rows["narrow"]["not_served"]
-    assert re.search(r"\| narrow[^|]* \| 3 \| not served",  rows["table"]["text"]
+    assert re.search(r"\| narrow[^|]* \| 3 \| not served", rows["table"]["text"])
 
 
 def test_rows_that_search_say_how_often_they_drafted(rows: dict[str, dict[str, Any]]) -> None:
