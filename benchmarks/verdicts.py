@@ -2,7 +2,8 @@
 
 `bench@none` measures the verifier beside itself, so that every ratio of its pairs is noise. Pairs
 are drawn from it with replacement; a pair's two halves are exchanged at random, which for equal
-servers makes as likely a recording.
+servers makes as likely a recording. What all pairs have in common, a server's luck in starting, is
+gone by that: verdicts are judged with the allowance for it that the bench makes.
 
     false positives   draws that are called faster or slower
     found             draws of which the method's half was made 10% faster, called faster
@@ -14,6 +15,7 @@ Run      python -m benchmarks.verdicts [--recording data/bench/none] [--draws 40
 
 import argparse
 import sys
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ import numpy as np
 from specmill import paths
 from specmill.files import write_json
 from specmill.intervals import FASTER, UNDECIDED, paired_ratio
-from specmill.pairs import pair_up
+from specmill.pairs import START_SPREAD, pair_up
 from specmill.recording import Recording
 
 EFFECT = 1.1
@@ -41,12 +43,13 @@ def noise(recording: Recording) -> dict[str, np.ndarray]:
 
 def judge(logs: np.ndarray, num_pairs: int, draws: int) -> dict[str, Any]:
     """Share of wrong and of right verdicts over seeded draws of `num_pairs` pairs."""
+    allowance = log(1 + START_SPREAD)
     random = np.random.default_rng(17)
     wrong = found = 0
     for _ in range(draws):
         drawn = random.choice(logs, num_pairs) * random.choice([-1.0, 1.0], num_pairs)
-        wrong += paired_ratio(list(np.exp(drawn))).verdict != UNDECIDED
-        found += paired_ratio(list(EFFECT * np.exp(drawn))).verdict == FASTER
+        wrong += paired_ratio(list(np.exp(drawn)), allowance).verdict not in (None, UNDECIDED)
+        found += paired_ratio(list(EFFECT * np.exp(drawn)), allowance).verdict == FASTER
     return {"num_pairs": num_pairs, "false_positives": wrong / draws, "found": found / draws}
 
 

@@ -9,8 +9,8 @@ with 7 pairs lay on one side of 1. The quantiles are therefore moved out as Hest
 
     lower quantile = Phi(-sqrt(n / (n - 1)) * t(0.975, n - 1))        n pairs, upper mirrored
 
-Where servers did not run side by side, the machine may have changed between them: the interval is
-then widened by what the references show of that (`drift`).
+What all pairs have in common cannot be drawn: how fast a server happened to start, and how far the
+machine moved where servers took turns. The interval is widened by it (`pairs.drift`).
 """
 
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from specmill.intervals import FASTER, UNDECIDED, paired_ratio
-from specmill.pairs import _CAUTION, Pair, drift, pair_up
+from specmill.pairs import _CAUTION, START_SPREAD, Pair, drift, pair_up
 from tests.benched import both, cell
 
 RESAMPLES = 200
@@ -140,6 +140,6 @@ def test_nothing_is_known_of_the_drift_after_one_round() -> None:
     assert drift(pair_up(list(referenced([1.0, 2.0])))) is None
 
 
-def test_servers_side_by_side_share_whatever_drift_there_is() -> None:
+def test_servers_side_by_side_share_the_machine_but_not_their_start() -> None:
     records = [one | {"side_by_side": True} for one in referenced([1.0], [2.0])]
-    assert drift(pair_up(records)) == 0.0
+    assert drift(pair_up(records)) == pytest.approx(log(1 + START_SPREAD))
