@@ -3,7 +3,7 @@
 from typing import Any
 
 from specmill.causes import heads_section
-from specmill.compat import known_sampling_fault
+from specmill.engine_faults import known_sampling_fault
 from specmill.fidelity import fidelity_section, marked
 from specmill.notes import engine_table, notes
 from specmill.rows import Results, headline_rows, load_label, load_name, load_order, load_sentence
