@@ -30,7 +30,7 @@ from typing import Any
 
 from specmill import compat, paths
 from specmill.client import Client, TimedAnswer, run_closed_loop
-from specmill.files import read_json, write_json
+from specmill.files import machine_lock, read_json, write_json
 from specmill.params_file import load_params
 from specmill.samples import read_samples
 from specmill.server import Server, serve
@@ -183,7 +183,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="every round's figures")
     options = parser.parse_args()
     load = Load(options.prompts, options.max_tokens, options.concurrency)
-    records = compare(load, options.rounds)
+    with machine_lock(alone=True):
+        records = compare(load, options.rounds)
     print(table(records))
     if options.json:
         write_json(

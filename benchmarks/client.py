@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.stub_server import TOKENS_PER_CHUNK
 from specmill import compat
 from specmill.client import Client, TimedAnswer, run_closed_loop
-from specmill.files import write_json
+from specmill.files import machine_lock, write_json
 from specmill.server import Server
 
 
@@ -105,11 +105,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--rates", type=float, nargs="+", default=[2500, 5000, 10000, 15000, 20000])
+    parser.add_argument("--rates", type=float, nargs="+", default=[2500, 5000, 10000, 20000, 40000])
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--json", type=Path, help="the table's figures")
     options = parser.parse_args()
-    rows = [measure(rate, options.streams, options.seconds) for rate in options.rates]
+    with machine_lock(alone=True):
+        rows = [measure(rate, options.streams, options.seconds) for rate in options.rates]
     print(table(rows))
     if options.json:
         write_json(options.json, {"rows": rows, "versions": compat.engine_versions()})

@@ -60,11 +60,12 @@ def event(body: dict[str, Any], number: int, last: bool) -> bytes:
         if number == 0:
             prompt = json.dumps(body["prompt"], separators=(",", ":"))
     reason = '"length"' if last else "null"
+    fingerprint = ',"system_fingerprint":"vllm-0.32.0-e71bf8ad"' if last else ""
     return (
         'data: {"id":"cmpl-0123456789abcdef","object":"text_completion","created":1796000000,'
         '"model":"verifier","choices":[{"index":0,"text":" two words","logprobs":null,'
         f'"finish_reason":{reason},"stop_reason":null,"prompt_token_ids":{prompt},'
-        f'"token_ids":{ids}}}]}}\n\n'
+        f'"token_ids":{ids}}}]{fingerprint}}}\n\n'
     ).encode()
 
 

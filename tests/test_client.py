@@ -1,13 +1,14 @@
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
-from specmill.client import Answer, Client, TimedAnswer, run_closed_loop
+from benchmarks.stub_server import event
+from specmill.client import Answer, Client, CompletionStream, TimedAnswer, run_closed_loop
 from specmill.server import Server
 from tests.fakes import FakeVllm, chunk
 
@@ -47,6 +48,22 @@ vllm:iteration_tokens_total_sum{engine="0",model_name="verifier"} 512.0
 """  # noqa: E501 - one line each, as they come
 
 
+RECORDED = (Path(__file__).parent / "data/completion_stream.txt").read_bytes()
+"""What vLLM 0.32 streamed for one completion under n-gram speculation."""
+RECORDED_IDS = [
+    [15486],
+    [46494, 15107, 232, 227],
+    [30, 198],
+    [198],
+    [57],
+    [5248],
+    [441],
+    [2090],
+    [732],
+    [288],
+]
+
+
 @pytest.fixture
 def fake() -> FakeVllm:
     return FakeVllm()
@@ -64,6 +81,36 @@ def ask(fake: FakeVllm, work: Callable[[Client], Awaitable[Result]]) -> Result:
 def complete(fake: FakeVllm, *lines: str) -> TimedAnswer:
     fake.stream = list(lines)
     return ask(fake, lambda client: client.complete_timed([7, 8], {"max_tokens": 4}))
+
+
+async def complete_pieces(
+    pieces: Sequence[bytes], *, then: str = "end", timeout_s: float = 30
+) -> TimedAnswer:
+    """Ask a server that sends these pieces one by one, and then ends, breaks off or stalls."""
+    released = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if pieces:
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for piece in pieces:
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await writer.drain()
+            await asyncio.sleep(0.001)  # the client, in the same loop, reads what there is
+        if then == "stall":
+            await released.wait()
+        elif then == "end":
+            writer.write(b"0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as http:
+        port = http.sockets[0].getsockname()[1]
+        server = Server(f"http://127.0.0.1:{port}", "key", Path("log"), 0.0)
+        try:
+            async with Client(server, timeout_s) as client:
+                return await client.complete_timed([7, 8], {})
+        finally:
+            released.set()
 
 
 def test_a_chat_returns_the_ids_of_prompt_and_answer(fake: FakeVllm) -> None:
@@ -172,6 +219,107 @@ def test_a_stream_without_token_ids_says_what_is_wrong(fake: FakeVllm) -> None:
     line = json.dumps({"choices": [{"text": "a", "finish_reason": None}]})
     with pytest.raises(RuntimeError, match="left the token ids out"):
         complete(fake, f"data: {line}", "data: [DONE]")
+
+
+def events(stream: bytes) -> list[dict[str, Any]]:
+    """The JSON of a stream, found in another way than the client does."""
+    texts = [text.removeprefix("data: ") for text in stream.decode().split("\n\n")]
+    return [json.loads(text) for text in texts if text not in ("", "[DONE]")]
+
+
+def test_a_recorded_stream_cut_anywhere_keeps_its_ids_and_dates_each_chunk_by_its_end() -> None:
+    assert not RECORDED.isascii()  # some cuts are inside a character
+    ends = [at for at in range(len(RECORDED)) if RECORDED[at : at + 2] == b"\n\n"]
+    chunks = [event["choices"][0]["token_ids"] for event in events(RECORDED)]
+    assert chunks == RECORDED_IDS
+    for cut in range(len(RECORDED) + 1):
+        stream = CompletionStream()
+        stream.take(RECORDED[:cut], 1.0)
+        stream.take(RECORDED[cut:], 2.0)
+        assert stream.ids == [token for ids in RECORDED_IDS for token in ids]
+        assert stream.sizes == [len(ids) for ids in RECORDED_IDS]
+        assert stream.times == [1.0 if end < cut else 2.0 for end in ends[: len(RECORDED_IDS)]]
+        assert stream.finish_reason == "length"
+
+
+def test_pieces_of_any_size_give_the_same_answer_over_a_connection() -> None:
+    for size in (len(RECORDED), 400, 7):
+        pieces = [RECORDED[at : at + size] for at in range(0, len(RECORDED), size)]
+        answer = asyncio.run(complete_pieces(pieces))
+        assert answer.token_ids == [token for ids in RECORDED_IDS for token in ids]
+        assert answer.chunk_sizes == [len(ids) for ids in RECORDED_IDS]
+
+
+def test_characters_that_end_a_line_elsewhere_do_not_end_an_event() -> None:
+    text = "\u2028\u2029\x85\x0b\x0c\x1c"
+    choice = {"text": text, "token_ids": [5], "finish_reason": "stop"}
+    line = json.dumps({"choices": [choice]}, ensure_ascii=False)
+    stream = CompletionStream()
+    stream.take(f"data: {line}\n\n".encode(), 1.0)
+    assert (stream.ids, stream.finish_reason) == ([5], "stop")
+
+
+def test_comments_other_fields_and_carriage_returns_are_passed_over() -> None:
+    lines = [": keep-alive", "event: message", "id: 7", chunk([11], "stop"), ":", "data: [DONE]"]
+    stream = CompletionStream()
+    stream.take("".join(f"{line}\r\n\r\n" for line in lines).encode(), 1.0)
+    assert (stream.ids, stream.times, stream.finish_reason) == ([11], [1.0], "stop")
+
+
+def test_an_event_that_is_no_json_is_quoted(fake: FakeVllm) -> None:
+    with pytest.raises(RuntimeError, match="status 200: Internal Server Error"):
+        complete(fake, "data: Internal Server Error")
+
+
+def test_a_stream_that_breaks_off_or_stalls_is_named() -> None:
+    pieces = [f"{chunk([11])}\n\n".encode()]
+    with pytest.raises(RuntimeError, match=r"connection to the server broke.*logs/"):
+        asyncio.run(complete_pieces(pieces, then="break"))
+    for given in (pieces, []):
+        with pytest.raises(RuntimeError, match=r"did not answer in runtime.request_timeout_s"):
+            asyncio.run(complete_pieces(given, then="stall", timeout_s=0.1))
+
+
+def test_requests_are_all_in_flight_at_once_and_keep_no_connection() -> None:
+    heads: list[bytes] = []
+    all_here = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        if len(heads) == 150:  # more than aiohttp keeps open by itself
+            all_here.set()
+        await all_here.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + f"{chunk([11], 'stop')}\n\n".encode())
+        writer.close()
+
+    async def ask_all() -> list[TimedAnswer]:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0, backlog=150) as http:
+            port = http.sockets[0].getsockname()[1]
+            server = Server(f"http://127.0.0.1:{port}", "key", Path("log"), 0.0)
+            async with asyncio.timeout(30), Client(server, 30) as client:
+                requests = [client.complete_timed([7], {}) for _ in range(150)]
+                return await asyncio.gather(*requests)
+
+    assert [answer.token_ids for answer in asyncio.run(ask_all())] == [[11]] * 150
+    assert all(b"connection: close\r\n" in head.lower() for head in heads)
+
+
+def shape(value: Any) -> Any:
+    """Names in order and types of a JSON value; a list is as its first member."""
+    if isinstance(value, dict):
+        return [(name, shape(member)) for name, member in value.items()]
+    return [shape(value[0])] if isinstance(value, list) else type(value)
+
+
+def test_the_benchmarks_stub_speaks_as_vllm_was_recorded() -> None:
+    body = {"prompt": [1, 2], "return_token_ids": True}
+    recorded = events(RECORDED)
+    for spoken, like in (
+        (event(body, 0, False), recorded[0]),
+        (event(body, 1, True), recorded[-1]),
+    ):
+        (mine,) = events(spoken)
+        assert shape(mine) == shape(like)
 
 
 def test_a_proxy_of_the_environment_is_not_asked(
