@@ -73,7 +73,8 @@ def test_few_pairs_have_no_interval_and_many_have_one_around_the_speedup() -> No
     (few, _), (row, _) = rows_of(cells[:-2]), rows_of(cells)
     assert (few["speedup_low"], few["speedup_high"], few["num_pairs"]) == (None, None, 5)
     assert few["verdict"] is None
-    assert 2.0 <= row["speedup_low"] < row["speedup"] < row["speedup_high"] <= 2.1
+    # ratios of 2.0 to 2.1, widened by what a server's start may add
+    assert 2.0 / 1.04 <= row["speedup_low"] < row["speedup"] < row["speedup_high"] <= 2.1 * 1.04
     assert (row["num_pairs"], row["verdict"]) == (6, "faster")
 
 
