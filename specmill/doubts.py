@@ -10,7 +10,7 @@ from specmill.tables import percent
 _FULL = 0.85
 """Share of a load's requests that must be in flight on average for the load to be called by it."""
 _BUSY = 0.5
-"""Load average per core before a measurement; the bench adds its own only later."""
+"""Share of the cores that may be busy in the second before a measurement."""
 
 
 def doubts(results: Results) -> list[str]:
@@ -88,11 +88,11 @@ def _busy(results: Results) -> list[str]:
     found = []
     for name, result in results.items():
         cores = max((len(one["bound_cores"] or []) for one in result["engine"].values()), default=0)
-        load = result["provenance"]["load_1m_before"]
-        if cores and load > _BUSY * cores:
+        busy = result["provenance"]["busy_cores_before"]
+        if cores and busy > _BUSY * cores:
             found.append(
-                f"{name}: something else kept {load:.1f} of {cores} cores busy before the "
-                "measurement (load average)."
+                f"{name}: something else kept {busy:.1f} of {cores} cores busy in the second "
+                "before the measurement."
             )
     return found
 

@@ -181,17 +181,16 @@ def units(phase: list[Run], cells: list[Cell], beside: bool) -> Iterator[list[tu
                 yield [(run, cell)]
 
 
-def warmup_prompts(heldout: list[Sample], context: int, room: int) -> list[list[int]]:
-    """Token ids to warm up with: held-out prompts behind the longest context.
+def warmup_prompts(samples: list[Sample], context: int, room: int) -> list[list[int]]:
+    """Token ids to warm up with: recorded answers, behind the longest context.
 
-    No cell sends them: a method that remembers answers (suffix) would find a cell's own there. The
-    context is cut to what the other held-out samples hold, and all to their last `room` tokens:
-    a held-out prompt may be longer than every bench prompt.
+    What follows a whole answer is in no cell's answer: a method that remembers what it answered
+    (suffix) finds nothing of them there. All are cut to their last `room` tokens.
     """
-    sizes = [len(sample.input_ids) for sample in heldout]
     return [
-        with_context(sample, heldout, min(context, sum(sizes) - size))[-room:]
-        for sample, size in zip(heldout, sizes, strict=True)
+        [*with_context(sample, samples, context)[:context], *sample.answer_token_ids][-room:]
+        for sample in samples
+        if sample.answer_token_ids
     ]
 
 

@@ -80,10 +80,11 @@ def open_stage(name: str, sections: list[str], *, measures: bool = False) -> Ite
             # what a killed DVC left running must not write beside its successor
             locked(paths.CACHE / "locks" / name),
             machine_lock(alone=measures),
-            track(paths.ROOT, name, logged, params.runtime.tracking_uri) as tracker,
         ):
-            started = time.monotonic()
-            yield Stage(name, params, tracker, round(started - asked, 1))
+            waited_s = round(time.monotonic() - asked, 1)
+            with track(paths.ROOT, name, logged, params.runtime.tracking_uri) as tracker:
+                started = time.monotonic()
+                yield Stage(name, params, tracker, waited_s)
     except (ValueError, RuntimeError, OSError, ModuleNotFoundError, SafetensorError) as error:
         logger.debug("traceback", exc_info=True)
         sys.exit(f"{name}: {error}{_way_out(error)}")

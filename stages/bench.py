@@ -1,7 +1,6 @@
 """Serve the verifier with one method and measure it beside its own reference.
 
 Reads    data/prepared/bench.parquet    prompts by category, as token ids
-         data/prepared/heldout.parquet  prompts to warm up with
          models/verifier, reports/hardware.json, the method's head
 Writes   data/bench/NAME/               requests.parquet (one row each), cells.json: all that tables
                                         are made of
@@ -13,10 +12,11 @@ Run      dvc repro bench@NAME           (python -m stages.bench NAME)
 """
 
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from specmill import compat, paths
 from specmill.bench import empty_rows, measure, not_served
@@ -70,9 +70,8 @@ def main(name: str) -> None:
         )
         pace = Pace(paths.CACHE / "bench_pace.json", verifier, inputs["hardware"])
         beside = bench.reference == "beside"
-        heldout = read_samples(paths.PREPARED / "heldout.parquet")
         room = verifier["max_model_len"] - bench.max_tokens
-        warmup = warmup_prompts(heldout, max(bench.context), room)
+        warmup = warmup_prompts(prompts, max(bench.context), room)
         try:
             configs = speculative_configs(name, method, ks, verifier)
             phases = plan_phases(configs, bench.reference)
@@ -105,7 +104,7 @@ def _provenance(stage: Stage) -> dict[str, Any]:
         "versions": compat.engine_versions(),
         "reference": stage.params.bench.reference,
         "waited_s": stage.waited_s,
-        "load_1m_before": round(os.getloadavg()[0], 2),
+        "busy_cores_before": round(psutil.cpu_percent(1.0) / 100 * psutil.cpu_count(), 2),
     }
 
 

@@ -87,7 +87,7 @@ def result(k: int, rows: list[dict[str, Any]], **engines: dict[str, Any]) -> dic
         "head": {},
         "rows": rows,
         "engine": engines,
-        "provenance": {"waited_s": 0.2, "load_1m_before": 0.1},
+        "provenance": {"waited_s": 0.2, "busy_cores_before": 0.1},
     }
 
 

@@ -186,22 +186,20 @@ def test_bracket_measures_all_cells_of_a_server_before_the_next_and_mirrors_roun
     assert found == [there, back, there]
 
 
-def test_the_warmup_sends_heldout_prompts_behind_the_longest_context() -> None:
-    heldout = [sample([1, 2], [3], split="heldout"), sample([4], [5, 6], split="heldout")]
-    assert warmup_prompts(heldout, 0, room=8) == [[1, 2], [4]]
-    assert warmup_prompts(heldout, 2, room=8) == [[5, 6, 1, 2], [2, 3, 4]]
-
-
-def test_a_context_of_the_warmup_is_no_longer_than_the_heldout_samples_hold() -> None:
-    heldout = [sample([1, 2], [3], split="heldout"), sample([4], [5, 6, 7], split="heldout")]
-    assert warmup_prompts(heldout, 99, room=99) == [[4, 5, 6, 7, 1, 2], [1, 2, 3, 4]]
-    assert warmup_prompts(heldout[:1], 99, room=99) == [[1, 2]]
+def test_the_warmup_sends_whole_answers_behind_the_longest_context() -> None:
+    samples = [sample([1, 2], [3]), sample([4], [5, 6])]
+    assert warmup_prompts(samples, 0, room=8) == [[3], [5, 6]]
+    assert warmup_prompts(samples, 2, room=8) == [[5, 6, 3], [2, 3, 5, 6]]
 
 
 def test_a_prompt_of_the_warmup_leaves_room_for_its_answer() -> None:
-    heldout = [sample([1, 2, 3, 4], [5], split="heldout"), sample([6], [7, 8], split="heldout")]
-    assert warmup_prompts(heldout, 0, room=3) == [[2, 3, 4], [6]]
-    assert warmup_prompts(heldout, 3, room=5) == [[8, 1, 2, 3, 4], [3, 4, 5, 6]]
+    samples = [sample([1], [2, 3, 4, 5]), sample([6], [7, 8])]
+    assert warmup_prompts(samples, 0, room=3) == [[3, 4, 5], [7, 8]]
+    assert warmup_prompts(samples, 2, room=3) == [[3, 4, 5], [5, 7, 8]]
+
+
+def test_a_sample_without_an_answer_warms_nothing_up() -> None:
+    assert warmup_prompts([sample([1], []), sample([2], [3])], 0, room=8) == [[3]]
 
 
 def test_answers_that_do_not_fit_behind_prompt_and_context_are_refused() -> None:

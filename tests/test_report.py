@@ -50,7 +50,7 @@ REFUSED = {
     "not_served": "its heads are 4 wide, not 8",
     "rows": [place(3, 1, 0), place(3, 8, 0)],
     "engine": {},
-    "provenance": {"waited_s": 0.0, "load_1m_before": 0.0},
+    "provenance": {"waited_s": 0.0, "busy_cores_before": 0.0},
 }
 
 
