@@ -266,7 +266,7 @@ def test_mlflow_has_one_finished_run_per_stage_with_parameters_and_commit(folder
         metrics = runs[f"bench@{method}"].data.metrics
         assert metrics["c1.all.speedup"] == bench_row(folder, method, 1)["speedup"]
     shared = [set(runs[f"bench@{name}"].data.metrics) for name in ("none", "ngram", "eagle3")]
-    assert {"c1.all.output_tokens_per_s", "c4.coding.ttft_ms"} <= set.intersection(*shared)
+    assert {"c1.all.output_tokens_per_s", "c4.coding.ttft_ms_p50"} <= set.intersection(*shared)
 
 
 def test_no_server_is_left_behind(folder: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_killed_bench_leaves_no_server_and_keeps_its_finished_cells(pipeline: 
             again = [r for r in measured if all(r[name] == cell[name] for name in place)]
             for name in ("output_ids", "chunk_s"):
                 assert [r[name] for r in again] == [r[name] for r in cell["requests"]]
-    assert not bench_row(folder, "none", 4)["one_execution"]
+    assert not bench_row(folder, "none", 1)["one_execution"]
     pipeline.reset()
 
 
