@@ -67,7 +67,7 @@ with open_stage(f"bench@{key}", ["bench"]) as stage:
             "enforce_eager": "False", "warnings": [], "bound_cores": [0, 1],
             "async_scheduling": None, "model_runner": "V1", "attention_backend": None,
             "cudagraph_mode": None, "compilation_mode": None, "startup_s": 1.0}}),
-        "provenance": {"waited_s": stage.waited_s},
+        "provenance": {"waited_s": stage.waited_s, "busy_cores_before": 0.0},
     }
     stage.write_metrics(paths.BENCH / f"{key}.json", result)
 """
