@@ -25,6 +25,7 @@ from specmill import paths
 from specmill.files import write_json
 from specmill.intervals import FASTER, UNDECIDED, paired_ratio
 from specmill.pairs import START_SPREAD, pair_up
+from specmill.plan import Load
 from specmill.recording import Recording
 
 EFFECT = 1.1
@@ -36,7 +37,7 @@ def noise(recording: Recording) -> dict[str, np.ndarray]:
     found: dict[str, list[float]] = {}
     for pair in pair_up(recording.cells):
         cell = pair.method
-        load = f"c{cell['concurrency']}" if cell["rate"] is None else f"r{cell['rate']:g}"
+        load = Load(cell["concurrency"], cell["rate"]).label
         found.setdefault(load, []).append(float(np.log(pair.ratio)))
     return {load: np.array(logs) for load, logs in found.items()}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specmill.surface import Row
+from specmill.rows import Row
 
 
 @contextlib.contextmanager

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from specmill.intervals import UNDECIDED
 from specmill.rows import Results, Row, load_label
 from specmill.samples import ALL
-from specmill.surface import NO_DIFFERENCE
 from specmill.tables import percent
 
 _FULL = 0.85
@@ -32,9 +32,7 @@ def _same_server_twice(results: Results) -> list[str]:
         f"({percent(row['speedup_low'])} to {percent(row['speedup_high'])}) between two equal "
         "servers; changes of that size mean nothing there."
         for row in rows
-        if row["category"] == ALL
-        and row["speedup_low"] is not None
-        and row["verdict"] != NO_DIFFERENCE
+        if row["category"] == ALL and row["speedup_low"] is not None and row["verdict"] != UNDECIDED
     ]
 
 
@@ -79,7 +77,7 @@ def _contradicting_totals(results: Results) -> list[str]:
         for row in result["rows"]
         if row["category"] == ALL
         and row["rate"] is None
-        and row.get("verdict") not in (None, NO_DIFFERENCE)
+        and row.get("verdict") not in (None, UNDECIDED)
         and (row["speedup"] - 1) * (row["output_tokens_per_s"] - row["reference_tokens_per_s"]) < 0
     ]
 

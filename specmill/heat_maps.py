@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from specmill.canvas import canvas, context_note, grouped, measured, panels
-from specmill.surface import NO_DIFFERENCE, Row
+from specmill.intervals import UNDECIDED
+from specmill.rows import Row
 
 _CELLS_ACROSS = 24
 """About as many cells as fit side by side on a screen."""
@@ -43,7 +44,7 @@ SPEEDUP_BY_K = HeatMap(
     y=lambda row: row["num_speculative_tokens"],
     value=lambda row: math.log2(row["speedup"]),
     text=lambda row: _change(row),
-    is_hatched=lambda row: row["verdict"] == NO_DIFFERENCE,
+    is_hatched=lambda row: row["verdict"] == UNDECIDED,
     colours="RdBu",
     limits=(-1.0, 1.0),
     ticks={
@@ -93,7 +94,7 @@ def plot_acceptance_by_category(rows: list[Row], path: Path) -> None:
 def _change(row: Row) -> str:
     """The change in per cent, in brackets where no difference is shown."""
     text = f"{round(100 * (row['speedup'] - 1)):+d}"
-    return f"({text})" if row["verdict"] == NO_DIFFERENCE else text
+    return f"({text})" if row["verdict"] == UNDECIDED else text
 
 
 def _plot(spec: HeatMap, rows: list[Row], ys: list[Any], path: Path, title: str) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specmill.acceptance import acceptance, draft_coverage
+from specmill.acceptance import acceptance, conditional, draft_coverage
 
 LATENCIES = ("ttft", "itl", "chunk", "e2e")
 PERCENTILES = (50, 90, 99)
@@ -105,11 +105,10 @@ def speculation_figures(
         ValueError: when the counters contradict each other.
     """
     figures = acceptance(counts, k)
-    before = 1.0
-    for position, rate in enumerate(figures.pop("acceptance_rate_pos", [])):
+    rates = figures.pop("acceptance_rate_pos", [])
+    for position, (rate, given) in enumerate(zip(rates, conditional(rates), strict=True)):
         figures[f"acceptance_rate_pos_{position}"] = rate
-        figures[f"acceptance_given_pos_{position}"] = rate / before if before else None
-        before = rate
+        figures[f"acceptance_given_pos_{position}"] = given
     if output_tokens is not None:
         figures |= draft_coverage(counts, output_tokens, num_requests, num_chunks=0)  # not known
     return figures

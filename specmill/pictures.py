@@ -10,7 +10,8 @@ from typing import Any
 
 from specmill.canvas import canvas, context_note, grouped, legend, measured, panels
 from specmill.heat_maps import plot_acceptance_by_category, plot_speedup_by_k
-from specmill.surface import FASTER, NO_DIFFERENCE, SLOWER, Row
+from specmill.intervals import FASTER, SLOWER, UNDECIDED
+from specmill.rows import Row
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#888888")
 """Okabe and Ito's, without the yellow, which is faint on white, and with a grey."""
@@ -21,7 +22,7 @@ _DASHES = ("-", "--", ":")
 _VERDICTS: dict[str | None, dict[str, Any]] = {
     FASTER: {"label": FASTER, "color": "#0072B2", "marker": ">"},
     SLOWER: {"label": SLOWER, "color": "#D55E00", "marker": "<"},
-    NO_DIFFERENCE: {"label": NO_DIFFERENCE, "color": "#777777", "marker": "o", "mfc": "white"},
+    UNDECIDED: {"label": UNDECIDED, "color": "#777777", "marker": "o", "mfc": "white"},
     None: {"label": "no interval", "color": "black", "marker": "x"},
 }
 

@@ -12,9 +12,6 @@ from typing import Any
 from specmill.rows import Results, Row, headline_rows, load_label, load_order
 from specmill.samples import ALL
 
-FASTER, SLOWER, NO_DIFFERENCE = "faster", "slower", "no difference shown"
-"""What a row's `verdict` says of its speed-up; None when there is no interval."""
-
 _RATE = "acceptance_rate_pos_"
 _SPEEDUP = ("speedup", "speedup_low", "speedup_high", "verdict")
 

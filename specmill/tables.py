@@ -6,9 +6,9 @@ that another tool measured was measured once, and few pairs have none.
 
 from itertools import chain
 
+from specmill.intervals import UNDECIDED
 from specmill.rows import Row, load_label, load_order
 from specmill.samples import ALL
-from specmill.surface import NO_DIFFERENCE
 
 Named = list[tuple[str, Row]]
 """Rows with the name their method is shown by."""
@@ -104,7 +104,7 @@ def _cell(row: Row) -> str:
     change = percent(row["speedup"])
     if row["speedup_low"] is None:
         return change
-    return f"({change})" if row["verdict"] == NO_DIFFERENCE else f"**{change}**"
+    return f"({change})" if row["verdict"] == UNDECIDED else f"**{change}**"
 
 
 def _speeds(row: Row) -> str:

@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from specmill.surface import FASTER, NO_DIFFERENCE, SLOWER
+from specmill.intervals import FASTER, SLOWER, UNDECIDED
 
 LEVELS = {
     "ngram": 0.36,
@@ -83,5 +83,5 @@ def _figures(place: dict[str, Any], level: float, noise: random.Random) -> dict[
         "speedup": round(middle, 4),
         "speedup_low": round(low, 4),
         "speedup_high": round(high, 4),
-        "verdict": FASTER if low > 1 else SLOWER if high < 1 else NO_DIFFERENCE,
+        "verdict": FASTER if low > 1 else SLOWER if high < 1 else UNDECIDED,
     } | {f"acceptance_rate_pos_{i}": round(rates[i], 4) if i < k else None for i in range(MAX_K)}

@@ -8,8 +8,9 @@ import pytest
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
+from specmill.intervals import FASTER, SLOWER, UNDECIDED
 from specmill.pictures import PICTURES
-from specmill.surface import FASTER, NO_DIFFERENCE, SLOWER, plot_rows
+from specmill.surface import plot_rows
 from tests.surfaces import place, sixteen_methods
 
 Rows = list[dict[str, Any]]
@@ -60,7 +61,7 @@ def speedups(*rows: tuple[str, int, float, float | None, str | None]) -> Rows:
 MIXED = (
     ("ngram", 1, 1.5, 0.25, FASTER),
     ("ngram", 8, 0.75, None, None),
-    ("eagle3", 1, 1.0, 0.5, NO_DIFFERENCE),
+    ("eagle3", 1, 1.0, 0.5, UNDECIDED),
     ("eagle3", 8, 0.25, 0.125, SLOWER),
 )
 
@@ -172,7 +173,7 @@ def test_a_verdict_has_a_marker_and_a_line_of_its_own_in_the_list_by_prompt_type
     # line 0 is the heading
     assert found == {
         ("1 in flight", FASTER, ">", 1.5, 1),
-        ("1 in flight", NO_DIFFERENCE, "o", 1.0, 2),
+        ("1 in flight", UNDECIDED, "o", 1.0, 2),
         ("8 in flight", "no interval", "x", 0.75, 1),
         ("8 in flight", SLOWER, "<", 0.25, 2),
     }

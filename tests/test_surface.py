@@ -3,11 +3,9 @@ from typing import Any
 
 import pytest
 
+from specmill.intervals import FASTER, SLOWER, UNDECIDED
 from specmill.rows import load_label
 from specmill.surface import (
-    FASTER,
-    NO_DIFFERENCE,
-    SLOWER,
     acceptance_by_category_rows,
     acceptance_rows,
     plot_rows,
@@ -46,7 +44,7 @@ def results() -> Results:
                 place(3, 1, 0) | figures(1.25, None, None, None),
                 place(3, 8, 0) | figures(0.75, 0.5, 0.25, 0.125, verdict=SLOWER),
                 place(3, 0.5, 0) | figures(1.5, 0.5, 0.25, 0.125, verdict=None),
-                place(3, 8, 1024) | figures(1.0, 0.4, 0.2, 0.1, verdict=NO_DIFFERENCE),
+                place(3, 8, 1024) | figures(1.0, 0.4, 0.2, 0.1, verdict=UNDECIDED),
             ],
         ),
         "eagle3": bench(
@@ -129,7 +127,7 @@ def test_speedup_by_prompt_type_has_the_interval_or_none_and_leaves_out_what_is_
         ("eagle3", "1 in flight", "all", 2.0, 1.9, 2.1, FASTER),
         ("eagle3", "1 in flight", "maths", 2.5, 2.4, 2.6, FASTER),
         ("ngram", "8 in flight", "all", 0.75, 0.65, 0.85, SLOWER),
-        ("ngram", "8 in flight +1024", "all", 1.0, 0.9, 1.1, NO_DIFFERENCE),
+        ("ngram", "8 in flight +1024", "all", 1.0, 0.9, 1.1, UNDECIDED),
         ("ngram", "0.5/s", "all", 1.5, None, None, None),
     ]
 
@@ -152,13 +150,13 @@ def test_speedup_by_k_has_every_k_over_all_prompt_types(results: Results) -> Non
         ("eagle3", 1, "1 in flight", 1.75, FASTER),
         ("eagle3", 2, "1 in flight", 2.0, FASTER),
         ("ngram", 3, "8 in flight", 0.75, SLOWER),
-        ("ngram", 3, "8 in flight +1024", 1.0, NO_DIFFERENCE),
+        ("ngram", 3, "8 in flight +1024", 1.0, UNDECIDED),
         ("ngram", 3, "0.5/s", 1.5, None),
     ]
 
 
 def test_none_beside_itself_is_in_the_speedups_and_not_in_the_map_of_k(results: Results) -> None:
-    results["none"]["rows"][0] |= figures(1.0, verdict=NO_DIFFERENCE)
+    results["none"]["rows"][0] |= figures(1.0, verdict=UNDECIDED)
     assert ("none", 1.0) in picked(speedup_rows(results), "method", "speedup")
     assert ("none", 1.0) in picked(speedup_by_load_rows(results), "method", "speedup")
     assert "none" not in {row["method"] for row in speedup_by_k_rows(results)}
