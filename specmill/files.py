@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import json
 import logging
@@ -15,17 +16,29 @@ logger = logging.getLogger(__name__)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write `content` to a temporary neighbour, flush it to the disk and rename it to `path`."""
+    """Write `content` to a temporary neighbour, flush it to the disk and rename it to `path`.
+
+    A neighbour that a killed process left behind goes with the next write of the same file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(path)
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with scratch.open("wb") as out:
+            fcntl.flock(out, fcntl.LOCK_EX)  # says that somebody is writing it
             out.write(content)
             out.flush()
             os.fsync(out.fileno())
-        os.replace(scratch, path)
+            os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _remove_abandoned(path: Path) -> None:
+    for begun in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(BlockingIOError, FileNotFoundError), begun.open("rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            begun.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,3 +1,4 @@
+import fcntl
 import hashlib
 import os
 import threading
@@ -38,6 +39,17 @@ def test_a_reader_has_the_old_file_whole_until_the_new_one_is_whole(
     with pytest.raises(OSError, match="no space left"):
         write_atomically(path, b"newer")
     assert path.read_bytes() == b"old"
+
+
+def test_what_a_killed_writer_began_goes_with_the_next_write_and_a_living_ones_stays(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".x.bin.1.tmp").write_bytes(b"hal")
+    (tmp_path / ".other.bin.1.tmp").write_bytes(b"another file's")
+    with (tmp_path / ".x.bin.2.tmp").open("wb") as living:
+        fcntl.flock(living, fcntl.LOCK_EX)
+        write_atomically(tmp_path / "x.bin", b"half")
+    assert sorted(os.listdir(tmp_path)) == [".other.bin.1.tmp", ".x.bin.2.tmp", "x.bin"]
 
 
 def test_equal_values_give_equal_bytes_of_sorted_json(tmp_path: Path) -> None:
