@@ -29,6 +29,7 @@ from specmill import compat
 from specmill.draft_types import TYPES
 from specmill.files import read_json, write_json
 from specmill.head import best_epoch, worth
+from specmill.muon import without_emulation
 from specmill.params import Train
 from specmill.replayed import Replayed
 from specmill.transfer import StoredSamples
@@ -255,7 +256,7 @@ def train(
         make_loader(data, chosen, hidden_size, num_aux, workers) for data in (training, heldout)
     ]
     started = time.monotonic()
-    with compat.trainable_without_accelerator():
+    with compat.trainable_without_accelerator(), without_emulation():
         trainer = _Trainer(
             model,
             config,
