@@ -17,7 +17,7 @@ from specmill.view import StateView
 from specmill.walk import Runs, figures, walk
 
 MOST_K = 8
-"""Methods without a model are replayed up to this K, or the largest that is asked for."""
+"""Methods without a model are replayed up to this K."""
 _WINDOWS = [(least, most) for most in range(1, 6) for least in range(1, most + 1)]
 _NO_REPLAY = {
     "none": "it drafts nothing",
@@ -30,7 +30,6 @@ _NO_REPLAY = {
 def replay_row(
     chosen: Method,
     settings: Any,
-    ks: list[int],
     samples: list[Sample],
     verifier: dict[str, Any],
     verifier_head: Path,
@@ -41,7 +40,6 @@ def replay_row(
     Args:
         chosen: Its entry of params.yaml.
         settings: Its `settings`, checked.
-        ks: K as they are asked for (spec.tokens, spec.sweep).
         samples: Greedy answers, for suffix decoding in the order in which they come.
         verifier: identity.json.
         verifier_head: Its slice.
@@ -53,14 +51,14 @@ def replay_row(
     """
     if chosen.method in _NO_REPLAY:
         raise DoesNotFit(_NO_REPLAY[chosen.method])
-    most_k, max_len = max([MOST_K, *ks]), verifier["max_model_len"]
+    max_len = verifier["max_model_len"]
     given = [(one.input_ids, int((one.loss_mask == 0).sum())) for one in samples]
     if chosen.method == "ngram":
         window = (settings.prompt_lookup_min, settings.prompt_lookup_max)
-        return [ngram_runs(*one, window, most_k, max_len) for one in given]
+        return [ngram_runs(*one, window, MOST_K, max_len) for one in given]
     if chosen.method == "suffix":
         asked = suffix_defaults() | settings.model_dump(exclude_none=True)
-        return suffix_runs(given, asked, most_k, max_len)
+        return suffix_runs(given, asked, MOST_K, max_len)
     return _head_runs(chosen, samples, verifier, verifier_head, view)
 
 
@@ -112,14 +110,13 @@ def rows_of(runs: list[Runs], samples: list[Sample], num_tokens: int) -> list[di
 
 
 def window_rows(
-    samples: list[Sample], ks: list[int], num_tokens: int, max_len: int
+    samples: list[Sample], num_tokens: int, max_len: int
 ) -> list[dict[str, Any]]:
     """Prompt lookup with every window up to five tokens and every K, over all prompt types."""
-    most_k = max([MOST_K, *ks])
     given = [(one.input_ids, int((one.loss_mask == 0).sum())) for one in samples]
     rows = []
     for least, most in _WINDOWS:
-        runs = [ngram_runs(*one, (least, most), most_k, max_len) for one in given]
+        runs = [ngram_runs(*one, (least, most), MOST_K, max_len) for one in given]
         for row in rows_of(runs, samples, num_tokens):
             if row["category"] == ALL:
                 kept = ("k", "tokens_per_step", "draft_coverage", "acceptance_length")

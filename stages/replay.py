@@ -5,7 +5,7 @@ Reads    data/prepared/bench.parquet     the verifier's greedy answers to the be
          data/verifier_head, the head of the method
 Writes   data/replay/NAME.parquet        right drafts at every place of every answer
 Metrics  reports/replay/NAME.json        acceptance by K and prompt type
-Params   bench, spec, methods.NAME
+Params   bench, methods.NAME
 
 Run      dvc repro replay@NAME
 """
@@ -27,17 +27,15 @@ def main(name: str) -> None:
     """Run the stage for one row."""
     with open_stage(f"replay@{name}", ["bench"]) as stage:
         chosen = entry("methods", stage.params.methods, name)
-        stage.log_section(chosen.section)
         settings = read_settings(name, chosen)
-        spec, num_tokens = stage.params.spec, stage.params.bench.max_tokens
-        ks = [spec.tokens, *spec.sweep]
+        num_tokens = stage.params.bench.max_tokens
         verifier = read_json(paths.HEAD_IDENTITY)
         samples = read_samples(paths.PREPARED / "bench.parquet")
         result = paths.REPORTS / "replay" / f"{name}.json"
         about = {"method": name, "answer_tokens": num_tokens}
         try:
             runs = replay_row(
-                chosen, settings, ks, samples, verifier, paths.VERIFIER_HEAD,
+                chosen, settings, samples, verifier, paths.VERIFIER_HEAD,
                 StateView(paths.BENCH_STATES),
             )  # fmt: skip
         except DoesNotFit as reason:
@@ -48,7 +46,7 @@ def main(name: str) -> None:
         about |= {"replayed": True, "reason": None, "num_sequences": len(samples)}
         about["rows"] = rows_of(runs, samples, num_tokens)
         if chosen.method == "ngram":
-            about["windows"] = window_rows(samples, ks, num_tokens, verifier["max_model_len"])
+            about["windows"] = window_rows(samples, num_tokens, verifier["max_model_len"])
         stage.write_metrics(result, about)
 
 

@@ -26,7 +26,7 @@ def row(method: str, head: str = "models/verifier/identity.json") -> Method:
 def replayed(
     chosen: Method, settings: Any, samples: list[Sample], view: StateView = NO_VIEW
 ) -> list[Runs]:
-    return replay_row(chosen, settings, [3], samples, VERIFIER, Path("nowhere"), view)
+    return replay_row(chosen, settings, samples, VERIFIER, Path("nowhere"), view)
 
 
 def repeating(category: str) -> Sample:
@@ -39,7 +39,7 @@ def test_prompt_lookup_is_replayed_with_the_window_of_its_row() -> None:
     (found,) = replayed(
         row("ngram"), ngram.Settings(prompt_lookup_min=1, prompt_lookup_max=2), samples
     )
-    assert found.most_k == 8  # more than was asked for
+    assert found.most_k == 8
     assert found.accepted[:, 7].tolist() == [5, 4, 3, 2, 1]
     (found,) = replayed(
         row("ngram"), ngram.Settings(prompt_lookup_min=3, prompt_lookup_max=3), samples
@@ -70,7 +70,7 @@ def test_only_as_many_tokens_as_the_bench_asks_for_are_gone_through() -> None:
 
 
 def test_every_window_up_to_five_tokens_is_tried() -> None:
-    rows = window_rows([repeating("coding")], [3], 64, 100)
+    rows = window_rows([repeating("coding")], 64, 100)
     windows = {(one["prompt_lookup_min"], one["prompt_lookup_max"]) for one in rows}
     assert windows == {(least, most) for most in range(1, 6) for least in range(1, most + 1)}
     assert len(rows) == 15 * 8
