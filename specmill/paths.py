@@ -30,6 +30,7 @@ HEADS = Path("models/heads")
 REPORTS = Path("reports")
 BENCH = REPORTS / "bench"
 SAMPLING = Path("reports/sampling")
+CURVES = REPORTS / "curves.json"
 BENCH_RAW = Path("data/bench")
 
 ROOT = Path(os.environ.get("DVC_ROOT", ".")).absolute()
