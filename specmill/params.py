@@ -36,6 +36,9 @@ class Verifier(Section):
     """Commit, tag or branch of a Hub model; null otherwise."""
     max_model_len: Count
     """Context length every engine is started with, in tokens."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"]
+    """What it computes in. `auto` takes the checkpoint's own (bfloat16 of a GGUF file), and float32
+    on a CPU that has no instructions for 16-bit floats and would be about eight times as slow."""
 
     @model_validator(mode="after")
     def _source_has_a_kind(self) -> "Verifier":

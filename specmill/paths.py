@@ -20,6 +20,7 @@ HEAD_IDENTITY = VERIFIER_HEAD / "identity.json"
 
 PREPARED = Path("data/prepared")
 HIDDEN_STATES = Path("data/hidden_states")
+BENCH_STATES = Path("data/bench_states")
 VOCAB = Path("data/vocab")
 EAGLE3 = Path("models/eagle3")
 SIBLINGS = Path("models/siblings")
@@ -32,6 +33,7 @@ BENCH = REPORTS / "bench"
 SAMPLING = Path("reports/sampling")
 CURVES = REPORTS / "curves.json"
 BENCH_RAW = Path("data/bench")
+REPLAY = Path("data/replay")
 
 ROOT = Path(os.environ.get("DVC_ROOT", ".")).absolute()
 CACHE = ROOT / ".cache"

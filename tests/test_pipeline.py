@@ -74,7 +74,10 @@ def test_hidden_states_are_those_of_transformers(folder: Path, training: list[Sa
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder / "models/verifier", dtype=torch.bfloat16)
+    view = StateView(folder / "data/hidden_states")
+    model = AutoModelForCausalLM.from_pretrained(
+        folder / "models/verifier", dtype=getattr(torch, view.spec.dtype)
+    )
     last: list[torch.Tensor] = []
     # transformers' last entry is taken after the final norm, so the last layer is hooked instead
     model.model.layers[-1].register_forward_hook(
@@ -82,7 +85,6 @@ def test_hidden_states_are_those_of_transformers(folder: Path, training: list[Sa
             output[0] if isinstance(output, tuple) else output
         )
     )
-    view = StateView(folder / "data/hidden_states")
     layers = list(view.spec.layer_ids)
     assert layers == [*default_aux_layer_ids(30), 30]
     for sample in training[:3]:

@@ -75,6 +75,7 @@ def test_a_node_without_verifier_trains_on_what_was_pushed_and_sends_the_head_ho
     home.reset()
 
 
+@pytest.mark.long
 def test_a_part_that_was_pulled_trains_only_when_that_is_asked_for(
     home: Workspace, tmp_path: Path
 ) -> None:
