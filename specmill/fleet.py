@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from math import ceil
 from pathlib import Path
@@ -24,11 +24,18 @@ Starter = Callable[[Run, str], AbstractContextManager[Server]]
 
 
 def server_starter(
-    method: str, model: Path, verifier: dict[str, Any], bench: Bench, runtime: Runtime, logs: Path
+    method: str,
+    model: Path,
+    verifier: dict[str, Any],
+    bench: Bench,
+    runtime: Runtime,
+    logs: Path,
+    further: Mapping[str, list[str]] | None = None,
 ) -> Starter:
     """A function that starts the server of a run, with the flags every method shares.
 
-    Two engines side by side get half of the GPU memory each.
+    Two engines side by side get half of the GPU memory each. `further` holds flags of single
+    servers, by the label of their run.
     """
     flags = engine_flags(verifier)
     if bench.enforce_eager:
@@ -43,7 +50,7 @@ def server_starter(
         )
         return serve(
             model,
-            flags + speculation,
+            flags + speculation + (further or {}).get(run.label, []),
             logs / f"bench-{method}-{name}.log",
             cpu_kv_cache_gib=runtime.cpu_kv_cache_gib,
             gpu_memory_utilization=share,

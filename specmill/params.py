@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from specmill.params_bench import Bench
+from specmill.params_curves import Curves
 from specmill.params_data import RENDERING, Datasets
 from specmill.params_heads import (
     DraftModel,
@@ -232,6 +233,7 @@ class Params(Section):
     spoiled_heads: dict[str, SpoiledHead]
     spec: Spec
     bench: Bench
+    curves: Curves
     methods: Annotated[dict[str, Method], Field(min_length=1)]
     imported: dict[str, Imported]
     runtime: Runtime

@@ -31,6 +31,7 @@ HEADS = Path("models/heads")
 REPORTS = Path("reports")
 BENCH = REPORTS / "bench"
 SAMPLING = Path("reports/sampling")
+CURVES = REPORTS / "curves.json"
 BENCH_RAW = Path("data/bench")
 REPLAY = Path("data/replay")
 
