@@ -126,6 +126,9 @@ def _rows(
         missing.add(method, f"K {k} was not replayed")
     rows = []
     for found in sorted(replay["rows"], key=lambda row: row["k"]):
+        if found["tokens_per_step_low"] is None:
+            missing.add(method, f"too few answers of {found['category']} for an interval")
+            continue
         for concurrency in bench.concurrency:
             cell = _cell(method, times, found["k"], concurrency, missing)
             if cell is None:

@@ -109,9 +109,7 @@ def rows_of(runs: list[Runs], samples: list[Sample], num_tokens: int) -> list[di
     return rows
 
 
-def window_rows(
-    samples: list[Sample], num_tokens: int, max_len: int
-) -> list[dict[str, Any]]:
+def window_rows(samples: list[Sample], num_tokens: int, max_len: int) -> list[dict[str, Any]]:
     """Prompt lookup with every window up to five tokens and every K, over all prompt types."""
     given = [(one.input_ids, int((one.loss_mask == 0).sum())) for one in samples]
     rows = []

@@ -1,7 +1,7 @@
 """Put the benches side by side: table, plots, summary, MLflow.
 
-Reads    reports/bench/NAME.json, reports/sampling/NAME.json, reports/hardware.json,
-         models/verifier/identity.json
+Reads    reports/bench/NAME.json, reports/sampling/NAME.json, reports/check.json,
+         reports/hardware.json, models/verifier/identity.json
 Writes   reports/comparison.md          the answer, tables by load, what stands behind them
          reports/PLOT.svg               every plot as a picture
 Plots    reports/plots/PLOT.json        for PLOT
@@ -33,7 +33,8 @@ def main() -> None:
         results = {name: read_json(paths.BENCH / f"{name}.json") for name in names}
         for name in stage.params.methods:
             results[name]["sampling"] = read_json(paths.SAMPLING / f"{name}.json")
-        table = comparison(results, read_json(paths.HARDWARE), read_json(paths.IDENTITY))
+        check = read_json(paths.REPORTS / "check.json")
+        table = comparison(results, check, read_json(paths.HARDWARE), read_json(paths.IDENTITY))
         write_atomically(paths.REPORTS / "comparison.md", table.encode())
         for name, rows in plot_rows(marked(results, bold=False)).items():
             write_json(paths.REPORTS / "plots" / f"{name}.json", rows)

@@ -94,6 +94,9 @@ def test_a_stage_depends_on_exactly_the_modules_it_imports(name: str) -> None:
         # each method depends on its own file, so that adding one reruns none
         expected = {f for f in expected if not f.startswith("specmill/methods/")}
         expected.add("specmill/methods/${item.method}.py")
+    if name == "curves":  # depends on their folder, so that a new one is listed nowhere
+        expected = {f for f in expected if not f.startswith("specmill/methods/")}
+        assert "specmill/methods" in STAGES[name]["deps"]
     assert listed == expected
 
 
@@ -108,8 +111,7 @@ def test_a_stage_reads_only_the_params_sections_it_lists() -> None:
         source = (ROOT / "stages" / f"{name}.py").read_text()
         read = set(re.findall(r"stage\.params\.(\w+)", source)) - {"runtime", "method"}
         listed = {
-            s.replace("${item.section}", "spec").removesuffix(".${key}")
-            for s in stage.get("params", [])
+            s.replace("${item.section}", "spec").split(".")[0] for s in stage.get("params", [])
         }
         assert read <= listed, name
         assert listed <= set(Params.model_fields), name
