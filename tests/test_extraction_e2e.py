@@ -156,7 +156,7 @@ def shared(pipeline: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Ite
         server.kill()
 
 
-@pytest.mark.parametrize("num_kills", [4, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_an_extractor_killed_at_many_moments_loses_and_repeats_nothing(
     shared: Any, contents: dict[str, str], num_kills: int
 ) -> None:

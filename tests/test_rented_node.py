@@ -9,7 +9,7 @@ import pytest
 from specmill.files import file_digest, read_json
 from tests.workspace import ROOT, Workspace
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PAGE = (ROOT / "docs/rented-node.md").read_text()
 
@@ -75,7 +75,6 @@ def test_a_node_without_verifier_trains_on_what_was_pushed_and_sends_the_head_ho
     home.reset()
 
 
-@pytest.mark.long
 def test_a_part_that_was_pulled_trains_only_when_that_is_asked_for(
     home: Workspace, tmp_path: Path
 ) -> None:
