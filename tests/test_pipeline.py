@@ -200,6 +200,35 @@ def test_every_engine_was_bound_to_the_same_cores_and_says_that_it_is_eager(fold
     assert "uncompiled" in (folder / "reports/comparison.md").read_text()
 
 
+def test_what_was_replayed_is_what_was_served(folder: Path) -> None:
+    found = {row["method"]: row for row in read_json(folder / "reports/check.json")["acceptance"]}
+    # the proposer and the sequences are the same; a last step may accept beyond the end
+    assert found["ngram"]["num_left_out"] == 0
+    assert abs(found["ngram"]["error"]) <= 0.03
+    # an engine's states are those of another batch; few tokens, so that one draft weighs
+    assert found["eagle3"]["num_tokens"] > 50
+    assert abs(found["eagle3"]["error"]) <= 0.1
+
+
+def test_step_time_is_measured_at_every_k_and_batch_with_nothing_accepted(folder: Path) -> None:
+    curves = read_json(folder / "reports/curves.json")
+    places = {(point["kind"], point["k"], point["batch"]) for point in curves["points"]}
+    assert places == {("none", 0, 1), ("none", 0, 4)} | {
+        (kind, k, batch) for kind in ("tokens", "eagle3") for k in (1, 3) for batch in (1, 4)
+    }
+    for point in curves["points"]:
+        assert point["step_ms"] > 0
+        assert point["tokens_per_step"] < 1.5, point
+
+
+def test_every_speculating_method_is_predicted_where_it_is_measured(folder: Path) -> None:
+    check = read_json(folder / "reports/check.json")
+    overall = {(row["method"], row["k"], row["concurrency"]) for row in check["speed"]
+               if row["category"] == "all"}  # fmt: skip
+    assert overall == {(method, 3, load) for method in ("ngram", "eagle3") for load in (1, 4)}
+    assert check["num_cells"] == 4
+
+
 def test_greedy_output_mostly_equals_the_reference(folder: Path) -> None:
     # bf16 greedy decoding is not bit-exact across batch shapes, so this is a floor; at one request
     # a CPU engine multiplies by one row without speculation and by several with it
