@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 PARAMS = Path("params.yaml")
+DECISIONS = Path("decisions.yaml")
 HARDWARE = Path("reports/hardware.json")
 SOURCES = Path("reports/sources.json")
 HEAD_SOURCES = Path("reports/head_sources.json")
@@ -30,6 +31,7 @@ HEADS = Path("models/heads")
 REPORTS = Path("reports")
 BENCH = REPORTS / "bench"
 SAMPLING = Path("reports/sampling")
+DECISION = REPORTS / "decision.json"
 BENCH_RAW = Path("data/bench")
 
 ROOT = Path(os.environ.get("DVC_ROOT", ".")).absolute()
