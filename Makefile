@@ -16,7 +16,7 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help venv repro show test unit lint docs lock clean
+.PHONY: help venv repro show test test-long unit lint docs lock clean
 
 .DEFAULT_GOAL := help
 
@@ -69,6 +69,9 @@ show: venv ## experiments side by side in a dozen columns
 
 test: venv lint ## lint, types and every test, the whole pipeline included
 	pytest
+
+test-long: venv ## what `make test` leaves out: every method, more kills (an hour)
+	pytest -m long
 
 unit: venv ## tests that start no server and run no DVC: a minute
 	pytest -m "not e2e and not slow"

@@ -49,14 +49,16 @@ WARM_UP = 8
 class Bench:
     """What every variant shares."""
 
-    def __init__(self, samples: list[Sample], spec: StateSpec, runtime: Runtime, max_len: int):
+    def __init__(
+        self, samples: list[Sample], spec: StateSpec, runtime: Runtime, verifier: dict[str, Any]
+    ):
         self.warm, self.samples = samples[:WARM_UP], samples[WARM_UP:]
         self.num_tokens = sum(len(sample.input_ids) for sample in self.samples)
-        self.spec, self.runtime, self.max_len = spec, runtime, max_len
+        self.spec, self.runtime, self.verifier = spec, runtime, verifier
 
     def settings(self, folder: Path) -> dict[str, Any]:
         """Engine settings of extraction, staged in `folder`."""
-        return extraction_settings(self.spec, folder / "staging", self.max_len)
+        return extraction_settings(self.spec, folder / "staging", self.verifier)
 
     def extract(self, samples: list[Sample], folder: Path, run: Callable[[Work], None]) -> float:
         """Seconds from the first request until everything is in shards."""
@@ -222,7 +224,7 @@ def main() -> None:
         samples = randomised(samples, options.samples + WARM_UP, verifier["vocab_size"])
     samples = samples[: options.samples + WARM_UP]
     spec = states_of(verifier, None, options.dtype)
-    bench = Bench(samples, spec, params.runtime, verifier["max_model_len"])
+    bench = Bench(samples, spec, params.runtime, verifier)
     seconds: dict[str, list[float]] = {name: [] for name in options.variants}
     for number in range(options.rounds):
         for name in options.variants[:: -1 if number % 2 else 1]:

@@ -45,6 +45,8 @@ class DraftType:
     """What its forward pass is told."""
     heldout_steps: dict[str, Any] = field(default_factory=dict)
     """What it is told besides when it validates."""
+    replayed: bool = False
+    """Whether what it drafts in validation is, while it is right, what an engine would draft."""
 
 
 def mask_token(verifier_head: Path) -> int:
@@ -109,7 +111,9 @@ def _dflash_steps(chosen: Train) -> dict[str, Any]:
 
 
 TYPES = {
-    "eagle3": DraftType(Eagle3DraftModel, "llama", shift_batch, _eagle3_shape, _eagle3_steps),
+    "eagle3": DraftType(
+        Eagle3DraftModel, "llama", shift_batch, _eagle3_shape, _eagle3_steps, replayed=True
+    ),
     "peagle": DraftType(
         PEagleDraftModel,
         "llama",

@@ -35,24 +35,34 @@ _DIED = "the engine died ({}); what it had finished is kept, run the same comman
 
 
 def engines(
-    spec: StateSpec, verifier: Path, staging: Path, max_model_len: int, runtime: Runtime
+    spec: StateSpec, folder: Path, staging: Path, verifier: dict[str, Any], runtime: Runtime
 ) -> Callable[[Work], None]:
-    """What does the work: the servers in runtime.extract_endpoints, or an engine in here."""
+    """What does the work: the servers in runtime.extract_endpoints, or an engine in here.
+
+    Args:
+        spec: What is kept.
+        folder: Where the verifier is kept.
+        staging: Receives the states.
+        verifier: Its identity.json.
+        runtime: Of params.yaml.
+    """
 
     def run(work: Work) -> None:
         if runtime.extract_endpoints:
             work_at(runtime.extract_endpoints, work, runtime.request_timeout_s)
             return
-        settings = extraction_settings(spec, staging, max_model_len)
-        with local_engine(model_path(verifier), settings, runtime) as engine:
+        settings = extraction_settings(spec, staging, verifier)
+        with local_engine(model_path(folder), settings, runtime) as engine:
             work_here(engine, work)
 
     return run
 
 
-def extraction_settings(spec: StateSpec, staging: Path, max_model_len: int) -> dict[str, Any]:
+def extraction_settings(spec: StateSpec, staging: Path, verifier: dict[str, Any]) -> dict[str, Any]:
     """Engine arguments with which vLLM stages hidden states, under the names of its `LLM`."""
+    max_model_len = verifier["max_model_len"]
     return {
+        "dtype": verifier["dtype"],
         "max_model_len": max_model_len,
         "max_num_batched_tokens": max(max_model_len, _BUDGET),
         "enforce_eager": True,

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from math import ceil
 from pathlib import Path
@@ -17,19 +17,27 @@ from specmill.params_bench import Bench
 from specmill.plan import Run
 from specmill.section import DoesNotFit
 from specmill.server import EngineRefused, Server, serve
+from specmill.verifier import engine_flags
 
 Starter = Callable[[Run, str], AbstractContextManager[Server]]
 """Starts the server of a run; the text is its name, for the log."""
 
 
 def server_starter(
-    method: str, model: Path, verifier: dict[str, Any], bench: Bench, runtime: Runtime, logs: Path
+    method: str,
+    model: Path,
+    verifier: dict[str, Any],
+    bench: Bench,
+    runtime: Runtime,
+    logs: Path,
+    further: Mapping[str, list[str]] | None = None,
 ) -> Starter:
     """A function that starts the server of a run, with the flags every method shares.
 
-    Two engines side by side get half of the GPU memory each.
+    Two engines side by side get half of the GPU memory each. `further` holds flags of single
+    servers, by the label of their run.
     """
-    flags = ["--max-model-len", str(verifier["max_model_len"])]
+    flags = engine_flags(verifier)
     if bench.enforce_eager:
         flags.append("--enforce-eager")
     share = runtime.gpu_memory_utilization / (2 if bench.reference == "beside" else 1)
@@ -42,7 +50,7 @@ def server_starter(
         )
         return serve(
             model,
-            flags + speculation,
+            flags + speculation + (further or {}).get(run.label, []),
             logs / f"bench-{method}-{name}.log",
             cpu_kv_cache_gib=runtime.cpu_kv_cache_gib,
             gpu_memory_utilization=share,

@@ -68,7 +68,7 @@ def noised_states(
             samples,
             spec,
             held,
-            engines(spec, scratch / "model", staging, identity["max_model_len"], here),
+            engines(spec, scratch / "model", staging, identity, here),
             shard_bytes=_SHARD_BYTES,
             staging=staging,
             window=runtime.extract_window,
@@ -104,7 +104,7 @@ def noised_copy(
         "name": f"{verifier['name']} + noise {noise:g}",
         "origin": f"noise of seed {seed} on every matrix of {verifier['fingerprint']}",
     }
-    return identify(folder, description, verifier["max_model_len"])
+    return identify(folder, description, verifier["max_model_len"], verifier["dtype"])
 
 
 def _noised(name: str, weight: torch.Tensor, noise: float, seed: int) -> torch.Tensor:

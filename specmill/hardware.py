@@ -23,6 +23,7 @@ def describe_machine() -> dict[str, Any]:
     """
     return {
         "cpu_model": _cpu_model(),
+        "cpu_features": _cpu_features(),
         "num_usable_cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "gpus": _gpus(),
@@ -36,6 +37,18 @@ def _cpu_model() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.machine()
+
+
+_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+
+
+def _cpu_features() -> list[str]:
+    """Instructions that decide how fast a CPU engine is; machines of one model name differ here."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, listed = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return [feature for feature in _FEATURES if feature in listed.split()]
+    return []
 
 
 def _gpus() -> list[dict[str, str]]:

@@ -13,6 +13,7 @@ from specmill.files import read_json, write_json
 
 _FULL = re.compile(r"full_acc_(\d+)_epoch$")
 _ALONE = re.compile(r"position_(\d+)_acc_epoch$")
+_REPLAYED = re.compile(r"replayed_length_k(\d+)$")
 
 
 def accuracies(metrics: dict[str, float]) -> list[float]:
@@ -37,19 +38,40 @@ def expected_length(metrics: dict[str, float]) -> float:
     """1 + the sum of the held-out accuracies by position: what acceptance length would be if
     agreement within the draft vocabulary were acceptance. DFlash counts it itself (`eal`).
 
-    Used to rank epochs: the loss begins to rise several epochs before this stops rising.
+    The loss begins to rise several epochs before this stops rising.
     """
     return metrics.get("eal_epoch", 1 + sum(accuracies(metrics)))
+
+
+def replayed_lengths(metrics: dict[str, float]) -> dict[int, float]:
+    """Acceptance length of the held-out answers as replayed (specmill.replayed), by K."""
+    return {
+        int(found[1]): value for name, value in metrics.items() if (found := _REPLAYED.match(name))
+    }
+
+
+def worth(metrics: dict[str, float]) -> float:
+    """What epochs are ranked by: acceptance length as replayed with the largest K, or else, of the
+    types that are not replayed, `expected_length`."""
+    lengths = replayed_lengths(metrics)
+    return lengths[max(lengths)] if lengths else expected_length(metrics)
+
+
+def best_epoch(epochs: list[dict[str, float]]) -> int:
+    """The epoch that is worth most, from 0; the first of equals."""
+    return max(range(len(epochs)), key=lambda epoch: worth(epochs[epoch]))
 
 
 def curves(epochs: list[dict[str, float]]) -> list[dict[str, float]]:
     """Held-out accuracy and loss by epoch and position, one row each, for plots.
 
     `accuracy` is that of `accuracies`; `loss` is the position's own, which EAGLE-3 alone reports,
-    or else that of all positions.
+    or else that of all positions; `replayed_length` is acceptance length with K = position + 1, of
+    EAGLE-3 alone.
     """
     rows = []
     for epoch, metrics in enumerate(epochs):
+        lengths = replayed_lengths(metrics)
         for position, accuracy in enumerate(accuracies(metrics)):
             own = f"loss_{position}_epoch"
             loss = metrics[own if own in metrics else "loss_epoch"]
@@ -60,6 +82,7 @@ def curves(epochs: list[dict[str, float]]) -> list[dict[str, float]]:
                     "accuracy": round(accuracy, 4),
                     "loss": round(loss, 4),
                 }
+                | ({"replayed_length": round(lengths[position + 1], 4)} if lengths else {})
             )
     return rows
 

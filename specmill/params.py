@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from specmill.params_bench import Bench
+from specmill.params_curves import Curves
 from specmill.params_data import RENDERING, Datasets
 from specmill.params_heads import (
     DraftModel,
@@ -36,6 +37,9 @@ class Verifier(Section):
     """Commit, tag or branch of a Hub model; null otherwise."""
     max_model_len: Count
     """Context length every engine is started with, in tokens."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"]
+    """What it computes in. `auto` takes the checkpoint's own (bfloat16 of a GGUF file), and float32
+    on a CPU that has no instructions for 16-bit floats and would be about eight times as slow."""
 
     @model_validator(mode="after")
     def _source_has_a_kind(self) -> "Verifier":
@@ -230,6 +234,7 @@ class Params(Section):
     spoiled_heads: dict[str, SpoiledHead]
     spec: Spec
     bench: Bench
+    curves: Curves
     methods: Annotated[dict[str, Method], Field(min_length=1)]
     scheduled: Annotated[dict[str, Scheduled], Field(default_factory=dict)]
     imported: dict[str, Imported]

@@ -21,6 +21,7 @@ HEAD_IDENTITY = VERIFIER_HEAD / "identity.json"
 
 PREPARED = Path("data/prepared")
 HIDDEN_STATES = Path("data/hidden_states")
+BENCH_STATES = Path("data/bench_states")
 VOCAB = Path("data/vocab")
 EAGLE3 = Path("models/eagle3")
 SIBLINGS = Path("models/siblings")
@@ -32,7 +33,9 @@ REPORTS = Path("reports")
 BENCH = REPORTS / "bench"
 SAMPLING = Path("reports/sampling")
 DECISION = REPORTS / "decision.json"
+CURVES = REPORTS / "curves.json"
 BENCH_RAW = Path("data/bench")
+REPLAY = Path("data/replay")
 
 ROOT = Path(os.environ.get("DVC_ROOT", ".")).absolute()
 CACHE = ROOT / ".cache"

@@ -27,7 +27,7 @@ class Run:
     """A server to measure."""
 
     role: str
-    """`reference` or `method`."""
+    """`reference` or `method`; in curves, what is measured (specmill/curve_kinds.py)."""
     k: int | None
     """num_speculative_tokens; None without speculation."""
     phase: int

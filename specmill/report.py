@@ -6,6 +6,7 @@ from specmill.causes import heads_section
 from specmill.engine_faults import known_sampling_fault
 from specmill.fidelity import fidelity_section, marked
 from specmill.notes import engine_table, notes
+from specmill.prediction_section import prediction_section
 from specmill.rows import Results, headline_rows, load_label, load_name, load_order, load_sentence
 from specmill.samples import ALL
 from specmill.sampling_section import sampling_section
@@ -42,8 +43,17 @@ def served(results: Results) -> Results:
     return {name: result for name, result in results.items() if "not_served" not in result}
 
 
-def comparison(results: Results, hardware: dict[str, Any], verifier: dict[str, Any]) -> str:
-    """The comparison as Markdown: the answer on top, a block per load, what stands behind it."""
+def comparison(
+    results: Results, check: dict[str, Any], hardware: dict[str, Any], verifier: dict[str, Any]
+) -> str:
+    """The comparison as Markdown: the answer on top, a block per load, what stands behind it.
+
+    Args:
+        results: reports/bench/NAME.json by name.
+        check: reports/check.json.
+        hardware: reports/hardware.json.
+        verifier: identity.json.
+    """
     machine = ", ".join(gpu["name"] for gpu in hardware["gpus"]) or (
         f"{hardware['cpu_model']}, {hardware['num_usable_cores']} cores"
     )
@@ -64,6 +74,7 @@ def comparison(results: Results, hardware: dict[str, Any], verifier: dict[str, A
         *_READING,
         "",
         *_load_blocks(rows, results),
+        *prediction_section(check),
         *fidelity_section(results),
         *sampling_section(sampling, known_sampling_fault(hardware)),
         *heads_section(results),

@@ -73,7 +73,7 @@ def _command(host: str, port: int, staging: Path) -> tuple[list[str], dict[str, 
     staging.mkdir(parents=True, exist_ok=True)
     flags = [
         *compat.engine_arguments(machine, runtime.gpu_memory_utilization),
-        *server_flags(extraction_settings(spec, staging, verifier["max_model_len"])),
+        *server_flags(extraction_settings(spec, staging, verifier)),
         "--disable-uvicorn-access-log",
         *("--host", host),
     ]

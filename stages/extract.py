@@ -1,8 +1,10 @@
-"""Keep the verifier's hidden states for every training and held-out sample.
+"""Keep the verifier's hidden states for every sample.
 
-Reads    data/prepared/train.parquet, heldout.parquet
+Reads    data/prepared/train.parquet, heldout.parquet, bench.parquet
          models/verifier
-Writes   data/hidden_states     hard-linked view, with manifest, of the store in .cache
+Writes   data/hidden_states     what trains and validates: hard-linked view, with manifest, of the
+                                store in .cache
+         data/bench_states      the answers to the bench's prompts, for replay
 Metrics  reports/extract.json   samples, tokens, layers, bytes
 Params   extract
 
@@ -26,14 +28,16 @@ def main() -> None:
         chosen, runtime = stage.params.extract, stage.params.runtime
         verifier = read_json(paths.IDENTITY)
         spec = states_of(verifier, chosen.aux_layer_ids, chosen.dtype)
-        samples = [
-            sample
-            for split in ("train", "heldout")
-            for sample in read_samples(paths.PREPARED / f"{split}.parquet")
-        ]
+        train, heldout, bench = (
+            read_samples(paths.PREPARED / f"{split}.parquet")
+            for split in ("train", "heldout", "bench")
+        )
+        views = {paths.HIDDEN_STATES: train + heldout, paths.BENCH_STATES: bench}
+        samples = train + heldout + bench
         num_tokens = sum(len(sample.input_ids) for sample in samples)
         if chosen.mode == "online":
-            write_manifest(paths.HIDDEN_STATES, spec, [], online=True)
+            for folder in views:
+                write_manifest(folder, spec, [], online=True)
             num_extracted = 0
         else:
             with HiddenStateStore.alone(paths.STORE) as store:
@@ -41,19 +45,14 @@ def main() -> None:
                     samples,
                     spec,
                     store,
-                    engines(
-                        spec, paths.VERIFIER, paths.STAGING, verifier["max_model_len"], runtime
-                    ),
+                    engines(spec, paths.VERIFIER, paths.STAGING, verifier, runtime),
                     shard_bytes=chosen.shard_mib * 2**20,
                     staging=paths.STAGING,
                     window=runtime.extract_window,
                 )
-                store.write_view(
-                    paths.HIDDEN_STATES,
-                    spec,
-                    [sample.sample_key for sample in samples],
-                    chosen.shard_mib * 2**20,
-                )
+                for folder, seen in views.items():
+                    keys = list(dict.fromkeys(sample.sample_key for sample in seen))
+                    store.write_view(folder, spec, keys, chosen.shard_mib * 2**20)
         stage.write_metrics(
             paths.REPORTS / "extract.json",
             {

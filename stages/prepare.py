@@ -20,7 +20,7 @@ from specmill.responses import ResponseCache
 from specmill.samples import Sample, write_samples
 from specmill.server import serve
 from specmill.stage import open_stage
-from specmill.verifier import load_tokenizer, model_path
+from specmill.verifier import engine_flags, load_tokenizer, model_path
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
         start_server = partial(
             serve,
             model_path(paths.VERIFIER),
-            ["--max-model-len", str(verifier["max_model_len"])],
+            engine_flags(verifier),
             paths.ROOT / "logs" / "prepare.log",
             cpu_kv_cache_gib=runtime.cpu_kv_cache_gib,
             gpu_memory_utilization=runtime.gpu_memory_utilization,

@@ -48,7 +48,8 @@ def main() -> None:
         for name in scheduled:  # the same proposer and sampler
             results[scheduled_name(name)]["sampling"] = results[name]["sampling"]
         hardware, verifier = read_json(paths.HARDWARE), read_json(paths.IDENTITY)
-        table = comparison(results, hardware, verifier)
+        check = read_json(paths.REPORTS / "check.json")
+        table = comparison(results, check, hardware, verifier)
         write_atomically(paths.REPORTS / "comparison.md", table.encode())
         for name, points in plot_rows(marked(results, bold=False)).items():
             write_json(paths.REPORTS / "plots" / f"{name}.json", points)

@@ -20,9 +20,9 @@ def main() -> None:
     """Run the stage."""
     with open_stage("verifier", ["verifier"]) as stage:
         chosen = stage.params.verifier
-        description = obtain(chosen.source, chosen.revision, paths.VERIFIER)
+        description = obtain(chosen.source, chosen.revision, chosen.dtype, paths.VERIFIER)
         model = model_path(paths.VERIFIER)
-        identity = identify(model, description, chosen.max_model_len)
+        identity = identify(model, description, chosen.max_model_len, chosen.dtype)
         write_head_slice(model, paths.VERIFIER_HEAD)
         for path in (paths.IDENTITY, paths.HEAD_IDENTITY):
             write_json(path, identity)

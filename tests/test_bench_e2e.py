@@ -9,7 +9,7 @@ from specmill.files import read_json
 from specmill.records import read_requests
 from tests.workspace import Workspace
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

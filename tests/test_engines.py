@@ -38,6 +38,8 @@ from tests.staging_fakes import (
 
 NAMES = [f"sample {one.sample_key[:12]} (3 tokens)" for one in SAMPLES]
 
+VERIFIER = {"max_model_len": 64, "dtype": "float32"}
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _vllm_is_imported() -> None:
@@ -578,7 +580,7 @@ def test_endpoints_do_the_work_when_there_are_any(
     monkeypatch.setattr(engines, "local_engine", None)
     with place.server().serve() as server:
         chosen = runtime(extract_endpoints=[f"{server.url}/"])
-        run = engines.engines(SPEC, Path("verifier"), place.staging, 64, chosen)
+        run = engines.engines(SPEC, Path("verifier"), place.staging, VERIFIER, chosen)
         assert place.extract(run) == 15
         assert len(server.asked) == 5
 
@@ -595,16 +597,16 @@ def test_an_engine_of_this_process_does_the_work_when_there_are_no_endpoints(
 
     monkeypatch.setattr(engines, "local_engine", local_engine)
     monkeypatch.setattr(engines, "model_path", lambda folder: folder / "model")
-    run = engines.engines(SPEC, Path("verifier"), place.staging, 64, runtime())
+    run = engines.engines(SPEC, Path("verifier"), place.staging, VERIFIER, runtime())
     assert started == []
     assert place.extract(run) == 15
     assert [one["model"] for one in started] == [Path("verifier/model")]
-    assert started[0]["max_model_len"] == 64
+    assert (started[0]["max_model_len"], started[0]["dtype"]) == (64, "float32")
 
 
 def test_the_engine_is_told_what_to_stage_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
-    settings = extraction_settings(SPEC, Path("staging"), 64)
+    settings = extraction_settings(SPEC, Path("staging"), VERIFIER)
     draft = settings["speculative_config"]["draft_model_config"]["hf_config"]
     assert draft == {"eagle_aux_hidden_state_layer_ids": [2, 4]}
     told = settings["kv_transfer_config"]["kv_connector_extra_config"]
@@ -617,4 +619,9 @@ def test_the_engine_is_told_what_to_stage_and_where(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("length", "budget"), [(64, 8192), (40960, 40960)])
 def test_a_step_has_room_for_the_longest_sample(length: int, budget: int) -> None:
-    assert extraction_settings(SPEC, Path("s"), length)["max_num_batched_tokens"] == budget
+    assert (
+        extraction_settings(SPEC, Path("s"), VERIFIER | {"max_model_len": length})[
+            "max_num_batched_tokens"
+        ]
+        == budget
+    )

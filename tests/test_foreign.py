@@ -74,7 +74,7 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def verifier(model: Path) -> dict[str, Any]:
-    return identify(model, {"name": "tiny", "origin": "folder"}, 64)
+    return identify(model, {"name": "tiny", "origin": "folder"}, 64, "auto")
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ def fake_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) 
 def test_the_description_holds_lasting_facts_and_nothing_else() -> None:
     found = describe_machine()
     assert set(found) == {
+        "cpu_features",
         "cpu_model",
         "num_usable_cores",
         "memory_gib",

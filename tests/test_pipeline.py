@@ -74,7 +74,10 @@ def test_hidden_states_are_those_of_transformers(folder: Path, training: list[Sa
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder / "models/verifier", dtype=torch.bfloat16)
+    view = StateView(folder / "data/hidden_states")
+    model = AutoModelForCausalLM.from_pretrained(
+        folder / "models/verifier", dtype=getattr(torch, view.spec.dtype)
+    )
     last: list[torch.Tensor] = []
     # transformers' last entry is taken after the final norm, so the last layer is hooked instead
     model.model.layers[-1].register_forward_hook(
@@ -82,7 +85,6 @@ def test_hidden_states_are_those_of_transformers(folder: Path, training: list[Sa
             output[0] if isinstance(output, tuple) else output
         )
     )
-    view = StateView(folder / "data/hidden_states")
     layers = list(view.spec.layer_ids)
     assert layers == [*default_aux_layer_ids(30), 30]
     for sample in training[:3]:
@@ -324,9 +326,13 @@ def test_more_prompts_generate_and_extract_only_themselves(pipeline: Workspace) 
     assert len(more) == 2  # two conversations of one turn; one is answered too briefly to train
     added = set((folder / ".cache/hidden_states").glob("*.safetensors")) - shards
     assert len(added) == 1
-    after = read_json(folder / "reports/extract.json")["num_tokens"]
-    # 4 layers of 576 bf16 values a token, and 4 bytes for its id: the new shard holds no old sample
-    assert added.pop().stat().st_size == pytest.approx((after - before) * 4612, abs=4096)
+    after = read_json(folder / "reports/extract.json")
+    # 4 layers of 576 values a token, and 4 bytes for its id: the new shard holds no old sample
+    size = {"bfloat16": 2, "float32": 4}[
+        read_json(folder / "models/verifier/identity.json")["dtype"]
+    ]
+    new = (after["num_tokens"] - before) * (4 * 576 * size + 4)
+    assert added.pop().stat().st_size == pytest.approx(new, abs=4096)
     pipeline.reset()
 
 

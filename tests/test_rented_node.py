@@ -9,7 +9,7 @@ import pytest
 from specmill.files import file_digest, read_json
 from tests.workspace import ROOT, Workspace
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PAGE = (ROOT / "docs/rented-node.md").read_text()
 

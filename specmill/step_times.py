@@ -1,0 +1,74 @@
+"""Step times between the points that the stage `curves` measured.
+
+T is taken as linear between measured points: over K at each number of requests in flight, then over
+that number. Beyond them there is no figure.
+
+T of a method is its ratio times T of `none` at the same point, since the ratio was measured wave
+beside wave and the two times were not.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from specmill.between import NotMeasured, neighbours
+from specmill.expected import Cell, Estimate
+
+NONE = "none"
+
+Point = dict[str, Any]
+"""One of `points` in reports/curves.json."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What one kind of drafting costs."""
+
+    kind: str
+    """What was measured, e.g. `eagle3`."""
+    points: dict[int, dict[int, Point]]
+    """By requests in flight, then K."""
+    none: dict[int, Point]
+    """Steps without speculation, by requests in flight."""
+
+    def cell(self, k: int, batch: int) -> Cell:
+        """What steps take at K and `batch` requests in flight.
+
+        Raises:
+            NotMeasured: when that lies outside what was measured.
+        """
+        none_ms = ttft_ms = none_ttft_ms = middle = low = high = 0.0
+        for at, share in neighbours(sorted(self.points), batch, "requests in flight").items():
+            none, drafted = self.none[at], self.points[at]
+            none_ms += share * none["step_ms"]
+            none_ttft_ms += share * none["ttft_ms"]
+            for drafts, part in neighbours(sorted(drafted), k, "K").items():
+                point, weight = drafted[drafts], share * part
+                ttft_ms += weight * point["ttft_ms"]
+                middle += weight * point["ratio"] * none["step_ms"]
+                low += weight * point["ratio_low"] * none["step_ms"]
+                high += weight * point["ratio_high"] * none["step_ms"]
+        ratio = Estimate(middle / none_ms, low / none_ms, high / none_ms)
+        return Cell(none_ms, none_ttft_ms, ttft_ms, ratio)
+
+
+def step_times(curves: dict[str, Any], kind: str) -> StepTimes:
+    """The points of one kind.
+
+    Args:
+        curves: Content of reports/curves.json.
+        kind: One of its kinds, not `none`.
+
+    Raises:
+        NotMeasured: when it has no point, or `none` has none beside one of its points.
+    """
+    none = {point["batch"]: point for point in curves["points"] if point["kind"] == NONE}
+    points: dict[int, dict[int, Point]] = {}
+    for point in curves["points"]:
+        if point["kind"] == kind:
+            points.setdefault(point["batch"], {})[point["k"]] = point
+    if kind == NONE or not points:
+        kinds = sorted({point["kind"] for point in curves["points"]} - {NONE})
+        raise NotMeasured(f"no step times of {kind!r}; there are {', '.join(kinds) or 'none'}")
+    if alone := sorted(set(points) - set(none)):
+        raise NotMeasured(f"{kind} was measured at {alone} requests in flight and `none` was not")
+    return StepTimes(kind, points, none)
