@@ -22,6 +22,7 @@ from specmill.params_heads import (
     SpoiledHead,
 )
 from specmill.params_imported import Imported, check_names
+from specmill.params_scheduled import Scheduled, check_scheduled
 from specmill.section import Count, Section, Seed, Size
 
 TRAINED_HEAD = "models/eagle3"
@@ -235,12 +236,15 @@ class Params(Section):
     bench: Bench
     curves: Curves
     methods: Annotated[dict[str, Method], Field(min_length=1)]
+    scheduled: Annotated[dict[str, Scheduled], Field(default_factory=dict)]
     imported: dict[str, Imported]
     runtime: Runtime
 
     @model_validator(mode="after")
     def _rows_have_names_of_their_own(self) -> "Params":
         check_names(self.imported, self.methods)
+        served = {name: (row.method, row.head) for name, row in self.methods.items()}
+        check_scheduled(self.scheduled, served, {*self.methods, *self.imported})
         return self
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 PARAMS = Path("params.yaml")
+DECISIONS = Path("decisions.yaml")
 HARDWARE = Path("reports/hardware.json")
 SOURCES = Path("reports/sources.json")
 HEAD_SOURCES = Path("reports/head_sources.json")
@@ -31,6 +32,7 @@ HEADS = Path("models/heads")
 REPORTS = Path("reports")
 BENCH = REPORTS / "bench"
 SAMPLING = Path("reports/sampling")
+DECISION = REPORTS / "decision.json"
 CURVES = REPORTS / "curves.json"
 BENCH_RAW = Path("data/bench")
 REPLAY = Path("data/replay")

@@ -2,7 +2,19 @@
 
 import os
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A file as the current commit has it."""
+
+    commit: str | None
+    """The last commit that changed it, abbreviated, or the current one if none did; None outside
+    a repository and before its first commit."""
+    text: str | None
+    """None when the commit has no such file."""
 
 
 def origin_tags() -> dict[str, str]:
@@ -37,6 +49,20 @@ def code_state() -> dict[str, str]:
         return {}
     changed = _git(Path(), "status", "--porcelain", *code)
     return {"code.commit": commit, "code.dirty": str(bool(changed)).lower()}
+
+
+def committed(path: Path) -> Committed:
+    """A file of the working directory as Git has it.
+
+    Args:
+        path: Relative to the working directory.
+    """
+    head = _git(Path(), "rev-parse", "--short", "HEAD")
+    if not head:
+        return Committed(None, None)
+    text = _git(Path(), "show", f"HEAD:./{path}") or None
+    changed = _git(Path(), "log", "-1", "--format=%h", "--", str(path))
+    return Committed(changed or head, text)
 
 
 def _git(root: Path, *words: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from specmill import paths
 from specmill.files import digest, file_digest, read_json
 from specmill.params_file import read_yaml
+from specmill.params_scheduled import scheduled_name
 from specmill.rows import PLACE, load_name
 from specmill.samples import ALL
 from specmill.tracking import leaves, numbers
@@ -21,6 +22,7 @@ from specmill.tracking import leaves, numbers
 LOCK = Path("dvc.lock")
 FOREACH = {
     "bench": "methods",
+    "bench_scheduled": "scheduled",
     "sampling": "methods",
     "imported": "imported",
     "train_sibling": "siblings",
@@ -79,7 +81,11 @@ def read_state(folder: Path) -> State:
     _check(folder, params, stages)
     benches = {
         method: read_json(folder / paths.BENCH / f"{method}.json")
-        for method in (*params["methods"], *params.get("imported", {}))
+        for method in (
+            *params["methods"],
+            *params.get("imported", {}),
+            *map(scheduled_name, params.get("scheduled", {})),
+        )
         if (folder / paths.BENCH / f"{method}.json").is_file()
     }
     for method, bench in benches.items():

@@ -1,8 +1,11 @@
-"""Put the benches side by side: table, plots, summary, MLflow.
+"""Put the benches side by side and decide: table, plots, summary, decision, MLflow.
 
-Reads    reports/bench/NAME.json, reports/sampling/NAME.json, reports/check.json,
-         reports/hardware.json, models/verifier/identity.json
+Reads    reports/bench/NAME.json, reports/sampling/NAME.json, reports/hardware.json,
+         models/verifier/identity.json; predicted.json, check.json, schedule.json, prepare.json,
+         vocab.json and plots/train.json of reports; decisions.yaml; the last decision.json in Git
 Writes   reports/comparison.md          the answer, tables by load, what stands behind them
+         reports/decision.md            every option with its status, evidence and gate
+         reports/serve.sh               the command that serves what was decided
          reports/PLOT.svg               every plot as a picture
 Plots    reports/plots/PLOT.json        for PLOT
              acceptance                 acceptance by position
@@ -11,16 +14,24 @@ Plots    reports/plots/PLOT.json        for PLOT
              speedup_by_load            speed-up by requests in flight, or per second
              speedup_by_k               speed-up by K and load
 Metrics  reports/summary.json           headline figures by method and load
-Params   methods, imported
+         reports/decision.json          the decision record
+Params   bench, methods, scheduled, imported
 
 Run      dvc repro report
 """
 
 from specmill import paths
+from specmill.decision import decide
+from specmill.decision_text import decision_text
 from specmill.fidelity import marked
 from specmill.files import read_json, write_atomically, write_json
+from specmill.grounds import Grounds
+from specmill.hand_options import read_decisions
+from specmill.params_scheduled import scheduled_name
 from specmill.pictures import PICTURES
 from specmill.report import comparison, summary_metrics
+from specmill.revision import committed
+from specmill.serve_script import serve_script
 from specmill.stage import open_stage
 from specmill.surface import plot_rows
 from specmill.sync import sync_results
@@ -28,17 +39,29 @@ from specmill.sync import sync_results
 
 def main() -> None:
     """Run the stage."""
-    with open_stage("report", ["methods", "imported"]) as stage:
-        names = [*stage.params.methods, *stage.params.imported]
+    with open_stage("report", ["bench", "methods", "scheduled", "imported"]) as stage:
+        rows, scheduled = stage.params.methods, stage.params.scheduled
+        names = [*rows, *map(scheduled_name, scheduled), *stage.params.imported]
         results = {name: read_json(paths.BENCH / f"{name}.json") for name in names}
-        for name in stage.params.methods:
+        for name in rows:
             results[name]["sampling"] = read_json(paths.SAMPLING / f"{name}.json")
+        for name in scheduled:  # the same proposer and sampler
+            results[scheduled_name(name)]["sampling"] = results[name]["sampling"]
+        hardware, verifier = read_json(paths.HARDWARE), read_json(paths.IDENTITY)
         check = read_json(paths.REPORTS / "check.json")
-        table = comparison(results, check, read_json(paths.HARDWARE), read_json(paths.IDENTITY))
+        table = comparison(results, check, hardware, verifier)
         write_atomically(paths.REPORTS / "comparison.md", table.encode())
-        for name, rows in plot_rows(marked(results, bold=False)).items():
-            write_json(paths.REPORTS / "plots" / f"{name}.json", rows)
-            PICTURES[name](rows, paths.REPORTS / f"{name}.svg")
+        for name, points in plot_rows(marked(results, bold=False)).items():
+            write_json(paths.REPORTS / "plots" / f"{name}.json", points)
+            PICTURES[name](points, paths.REPORTS / f"{name}.svg")
+        grounds = Grounds.read(paths.REPORTS, results, rows, hardware)
+        record = decide(grounds, read_decisions(paths.DECISIONS), committed(paths.DECISION))
+        script = serve_script(
+            record, rows, verifier, hardware, stage.params.bench, stage.params.runtime
+        )
+        write_atomically(paths.REPORTS / "decision.md", decision_text(record).encode())
+        write_atomically(paths.REPORTS / "serve.sh", script.encode())
+        stage.write_metrics(paths.DECISION, record)
         stage.write_metrics(paths.REPORTS / "summary.json", summary_metrics(results))
         sync_results(stage.params.runtime)
 

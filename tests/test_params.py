@@ -175,7 +175,8 @@ def test_a_misspelt_key_is_refused_with_the_one_that_was_meant(
         (
             "zzz",
             "verifier, prepare, extract, vocab, train, siblings, medusa, draft_models, heads, "
-            "foreign_heads, spoiled_heads, spec, bench, curves, methods, imported, runtime",
+            "foreign_heads, spoiled_heads, spec, bench, curves, methods, scheduled, imported, "
+            "runtime",
         ),
     ],
 )

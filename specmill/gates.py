@@ -1,0 +1,80 @@
+"""What would have to change for an option to be worth another look: gates, as clauses.
+
+    R    time of a step with the method over a step without
+    tau  tokens per step
+
+A method breaks even where tau reaches a bound that its step times set, R but for what the first
+token costs more (specmill.expected). The bound is predicted before anything is measured. Where the
+measurement contradicts it (slower though tau is above the bound) tau / speed-up takes its place,
+which is R as measured, but for the first token.
+
+The same said of position 0: rates by position falling off as they do,
+
+    rate at position 0 needed = rate at position 0 * (bound - 1) / (tau - 1)
+"""
+
+from specmill.grounds import Grounds, in_flight, plain_load
+from specmill.rows import Row, load_order, load_sentence
+
+
+def break_even(grounds: Grounds, name: str, k: int) -> str:
+    """The tokens per step that would break even at the load where least is missing.
+
+    Args:
+        grounds: What is known.
+        name: The row.
+        k: Its K.
+    """
+    if grounds.predicted is None:
+        return "break-even is in reach, which is not known without reports/predicted.json"
+    bounds = _bounds(grounds, name, k)
+    if not bounds:
+        why = grounds.predicted["without"].get(name, f"no step times at K={k}")
+        return f"break-even is in reach, which is not known: {why}"
+    measured = {plain_load(row): row for row in grounds.measured(name, k)}
+    foreseen = grounds.foreseen(name, k)
+    found = []
+    for load, bound in bounds.items():
+        row = measured.get(load) or foreseen.get(load, {})
+        now = row.get("tokens_per_step")
+        if load in measured and now is not None and bound is not None and bound <= now:
+            bound = now / row["speedup"] if row["speedup"] < 1 else now
+        if bound is not None and bound <= k + 1:
+            found.append((bound / now if now else bound, load, bound, row))
+    if not found:
+        return (
+            f"a step costs less: at K={k} not even {k + 1} tokens per step, all drafts accepted, "
+            "break even"
+        )
+    _, load, bound, row = min(found, key=lambda one: one[:2])
+    return f"tokens per step exceed {bound:.2f} at {load_sentence(in_flight(load))}" + _now(
+        row, bound
+    )
+
+
+def _bounds(grounds: Grounds, name: str, k: int) -> dict[int, float | None]:
+    """Tokens per step that break even, by requests in flight; None where no number is enough.
+
+    Of a method whose acceptance is not predicted the table of better heads has them.
+    """
+    rows = [row for rows in grounds.heads(name, k).values() for row in rows]
+    rows += grounds.foreseen(name, k).values()
+    bounds = {row["concurrency"]: row["break_even_tokens_per_step"] for row in rows}
+    served = {plain_load(row) for row in grounds.measured(name, k)} - {None}
+    return {load: bound for load, bound in sorted(bounds.items()) if not served or load in served}
+
+
+def _now(row: Row, bound: float) -> str:
+    """What they are, and what the bound means for the first draft."""
+    now, rate = row.get("tokens_per_step"), row.get("acceptance_rate_pos_0")
+    if now is None:
+        return ""
+    needed = rate * (bound - 1) / (now - 1) if rate and now > 1 else None
+    if needed is None or needed > 1:
+        return f" (now {now:.2f})"
+    return f" (now {now:.2f}): acceptance at position 0 of {needed:.2f} instead of {rate:.2f}"
+
+
+def loads(rows: list[Row]) -> str:
+    """Loads by name: `1 request in flight and 8 requests in flight`."""
+    return " and ".join(load_sentence(row) for row in sorted(rows, key=load_order))
