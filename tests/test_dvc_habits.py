@@ -330,6 +330,7 @@ def run_queue(queue: Workspace, workers: int, *overrides: str) -> list[tuple[int
     return sorted(found)
 
 
+@pytest.mark.long
 def test_one_worker_takes_a_queue_of_three_and_runs_benches_and_report_only(
     queue: Workspace,
 ) -> None:
@@ -338,6 +339,7 @@ def test_one_worker_takes_a_queue_of_three_and_runs_benches_and_report_only(
     assert read(queue, "reports/summary.json")["eagle3"]["num_speculative_tokens"] == 3
 
 
+@pytest.mark.long
 def test_two_workers_never_run_one_stage_at_the_same_time(queue: Workspace) -> None:
     # another `max_tokens` makes both of them run bench@none with the same inputs
     done = run_queue(queue, 2, "spec.tokens=1,2", "bench.max_tokens=72")

@@ -15,9 +15,10 @@ pytestmark = pytest.mark.e2e
 OF_EACH_METHOD = {
     "suffix": ("suffix", "models/verifier/identity.json"),
     "medusa": ("medusa", "models/medusa/small"),
-    "first_layers": ("draft_model", "models/draft/first_layers"),
 }
+"""What neither the shared pipeline nor the sampling check serves."""
 ROWS = OF_EACH_METHOD | {
+    "first_layers": ("draft_model", "models/draft/first_layers"),
     "self_draft": ("draft_model", "models/verifier"),
     "shuffled": ("eagle3", "models/heads/shuffled"),
     "narrow": ("eagle3", "models/heads/narrow"),
@@ -125,8 +126,11 @@ def test_a_verifier_that_drafts_for_itself_is_accepted(all_rows: dict[str, dict[
     assert overall(all_rows["self_draft"])["acceptance_rate"] > 0.95
 
 
-def test_the_first_layers_alone_are_a_poor_draft_model(rows: dict[str, dict[str, Any]]) -> None:
-    assert overall(rows["first_layers"])["acceptance_rate"] < 0.5
+@pytest.mark.long
+def test_the_first_layers_alone_are_a_poor_draft_model(
+    all_rows: dict[str, dict[str, Any]],
+) -> None:
+    assert overall(all_rows["first_layers"])["acceptance_rate"] < 0.5
 
 
 def test_medusa_accepts_what_its_training_promised(rows: dict[str, dict[str, Any]]) -> None:

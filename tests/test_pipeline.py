@@ -341,6 +341,7 @@ def test_a_second_repro_runs_only_what_runs_always(pipeline: Workspace) -> None:
     assert pipeline.stages_run("dvc", "repro") == ["hardware", "sources"]
 
 
+@pytest.mark.long
 def test_more_prompts_generate_and_extract_only_themselves(pipeline: Workspace) -> None:
     folder = pipeline.folder
     params = folder / "params.yaml"
@@ -365,6 +366,7 @@ def test_more_prompts_generate_and_extract_only_themselves(pipeline: Workspace) 
     pipeline.reset()
 
 
+@pytest.mark.long
 def test_a_killed_bench_leaves_no_server_and_keeps_its_finished_cells(pipeline: Workspace) -> None:
     folder = pipeline.folder
     cells = folder / ".cache/bench_cells"
