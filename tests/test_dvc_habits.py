@@ -157,7 +157,7 @@ def read(habits: Workspace, name: str) -> Any:
     return json.loads((habits.folder / name).read_text())
 
 
-SPECULATING = {"bench@ngram", "bench@eagle3", "predict", "check", "report"}
+SPECULATING = {"bench@ngram", "bench@eagle3", "predict", "schedule", "check", "report"}
 REPLAY = {"replay@none", "replay@ngram", "replay@eagle3"}
 
 
@@ -172,9 +172,9 @@ def test_another_k_and_back_again_is_served_from_the_run_cache(views: Views) -> 
 
 def test_metrics_diff_after_another_k_is_the_summary_and_nothing_else(views: Views) -> None:
     lines = [line.split()[:2] for line in views.metrics_diff.splitlines()[1:]]
-    predictions = {"reports/predicted.json", "reports/check.json"}
-    assert {path for path, _ in lines} - predictions == {"reports/summary.json"}
-    lines = [line for line in lines if line[0] not in predictions]
+    others = {f"reports/{name}.json" for name in ("predicted", "schedule", "check", "decision")}
+    assert {path for path, _ in lines} - others == {"reports/summary.json"}
+    lines = [line for line in lines if line[0] not in others]
     assert [metric for _, metric in lines if metric.startswith("eagle3")] == [
         "eagle3.c1.output_tokens_per_s",
         "eagle3.c1.speedup",

@@ -302,6 +302,7 @@ def hard_linked(pipeline: Workspace) -> Iterator[Workspace]:
     pipeline.reset()
 
 
+@pytest.mark.long
 def test_a_bit_flipped_in_place_is_found_and_only_its_sample_is_extracted_again(
     hard_linked: Workspace, contents: dict[str, str]
 ) -> None:
@@ -332,6 +333,7 @@ def test_a_bit_flipped_in_place_is_found_and_only_its_sample_is_extracted_again(
     StateView(folder / "data/hidden_states").require([key])
 
 
+@pytest.mark.long
 def test_fp8_states_are_half_the_bytes_and_close(pipeline: Workspace) -> None:
     folder = pipeline.folder
     exact = StateView(folder / "data/hidden_states")

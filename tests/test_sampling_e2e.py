@@ -67,6 +67,7 @@ def sampled(
     return check_lossless(twin, told, tmp_path / "log", runtime)
 
 
+@pytest.mark.long
 def test_n_gram_speculation_is_lossless_in_a_mended_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

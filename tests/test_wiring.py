@@ -81,7 +81,7 @@ def _restored(wired: Workspace) -> Iterator[None]:
 
 PIPELINE = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text())["stages"]
 REPLAY = {"replay@none", "replay@ngram", "replay@eagle3"}
-IN_THE_END = {"predict", "check", "report"}
+IN_THE_END = {"predict", "schedule", "check", "report"}
 SAMPLING = {"sampling@none", "sampling@ngram", "sampling@eagle3"}
 ALWAYS = {name for name, stage in PIPELINE.items() if stage.get("always_changed")}
 
