@@ -183,6 +183,11 @@ def _interpreter() -> str:
     return str(prefix / Path(sys.executable).relative_to(sys.prefix))
 
 
+def verifier_arguments(verifier: dict[str, Any]) -> list[str]:
+    """Server flags that the verifier decides, from its identity.json."""
+    return ["--max-model-len", str(verifier["max_model_len"]), "--dtype", verifier["dtype"]]
+
+
 def engine_arguments(machine: str, gpu_memory_utilization: float) -> list[str]:
     """Server flags that depend on the device alone."""
     return ["--gpu-memory-utilization", str(gpu_memory_utilization)] if machine == "cuda" else []

@@ -17,7 +17,6 @@ from specmill.params_bench import Bench
 from specmill.plan import Run
 from specmill.section import DoesNotFit
 from specmill.server import EngineRefused, Server, serve
-from specmill.verifier import engine_flags
 
 Starter = Callable[[Run, str], AbstractContextManager[Server]]
 """Starts the server of a run; the text is its name, for the log."""
@@ -37,7 +36,7 @@ def server_starter(
     Two engines side by side get half of the GPU memory each. `further` holds flags of single
     servers, by the label of their run.
     """
-    flags = engine_flags(verifier)
+    flags = compat.verifier_arguments(verifier)
     if bench.enforce_eager:
         flags.append("--enforce-eager")
     share = runtime.gpu_memory_utilization / (2 if bench.reference == "beside" else 1)

@@ -55,7 +55,7 @@ def serve_script(
     """
     machine = machine_of(hardware)
     flags = [*compat.engine_arguments(machine, runtime.gpu_memory_utilization)]
-    flags += ["--max-model-len", str(verifier["max_model_len"])]
+    flags += compat.verifier_arguments(verifier)
     if bench.enforce_eager:
         flags.append("--enforce-eager")
     served, greedy = record["deploy"], record["deploy_greedy"]

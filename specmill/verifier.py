@@ -142,11 +142,6 @@ def _stamps(model: Path) -> dict[str, list[int]]:
     return {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
 
 
-def engine_flags(verifier: dict[str, Any]) -> list[str]:
-    """Server flags that the verifier decides, from its identity.json."""
-    return ["--max-model-len", str(verifier["max_model_len"]), "--dtype", verifier["dtype"]]
-
-
 def _chosen_dtype(asked: str, own: str) -> str:
     return compat.compute_dtype(own, compat.device()) if asked == "auto" else asked
 

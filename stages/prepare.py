@@ -12,7 +12,7 @@ Run      dvc repro prepare             (python -m specmill.samples show 0)
 import asyncio
 from functools import partial
 
-from specmill import paths
+from specmill import compat, paths
 from specmill.files import read_json
 from specmill.generate import generate
 from specmill.prepare import dataset_samples, pick_conversations, plan_jobs, split_and_filter
@@ -20,7 +20,7 @@ from specmill.responses import ResponseCache
 from specmill.samples import Sample, write_samples
 from specmill.server import serve
 from specmill.stage import open_stage
-from specmill.verifier import engine_flags, load_tokenizer, model_path
+from specmill.verifier import load_tokenizer, model_path
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
         start_server = partial(
             serve,
             model_path(paths.VERIFIER),
-            engine_flags(verifier),
+            compat.verifier_arguments(verifier),
             paths.ROOT / "logs" / "prepare.log",
             cpu_kv_cache_gib=runtime.cpu_kv_cache_gib,
             gpu_memory_utilization=runtime.gpu_memory_utilization,

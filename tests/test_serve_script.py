@@ -17,7 +17,12 @@ from tests.decided import HARDWARE, methods
 from tests.workspace import ROOT
 
 PARAMS = load_params(ROOT / "params.yaml")
-VERIFIER = {"name": "tiny-verifier", "fingerprint": "0123456789abcdef", "max_model_len": 512}
+VERIFIER = {
+    "name": "tiny-verifier",
+    "fingerprint": "0123456789abcdef",
+    "max_model_len": 512,
+    "dtype": "float32",
+}
 EAGLE3 = {"option": "eagle3, K=2", "method": "eagle3", "k": 2, "ranges": None}
 GPU = HARDWARE | {
     "gpus": [{"name": "GPU X"}],
@@ -78,7 +83,7 @@ def test_without_an_adopted_option_no_speculation_is_served(tmp_path: Path) -> N
     assert words == [
         "-m", "vllm.entrypoints.openai.api_server", "--model", "models/ver ifier",
         "--served-model-name", "verifier", "--host", "127.0.0.1", "--port", "8000",
-        "--generation-config", "vllm", "--max-model-len", "512",
+        "--generation-config", "vllm", "--max-model-len", "512", "--dtype", "float32",
     ]  # fmt: skip
 
 

@@ -15,7 +15,6 @@ from specmill import compat
 from specmill.verifier import (
     check_source,
     check_unchanged,
-    engine_flags,
     identify,
     model_path,
     obtain,
@@ -173,7 +172,7 @@ def test_what_it_computes_in_is_its_own_dtype_where_the_cpu_has_instructions_for
     )
     identity = identify(model, {"name": "tiny"}, 64, asked)
     assert identity["dtype"] == expected
-    assert engine_flags(identity) == ["--max-model-len", "64", "--dtype", expected]
+    assert compat.verifier_arguments(identity) == ["--max-model-len", "64", "--dtype", expected]
 
 
 def hub_cache(folder: Path) -> tuple[Path, str]:
