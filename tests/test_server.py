@@ -238,9 +238,9 @@ def test_a_bench_server_has_the_flags_every_method_shares_and_its_speculation(
     fakes: Fakes, tmp_path: Path, enforce_eager: bool, reference: str, share: str
 ) -> None:
     bench = bench_section(reference=reference, enforce_eager=enforce_eager)
-    verifier = {"max_model_len": 64}
+    verifier = {"max_model_len": 64, "dtype": "float32"}
     start = server_starter("ngram", Path("m"), verifier, bench, RUNTIME, tmp_path / "logs")
-    shared = ["--gpu-memory-utilization", share, "--max-model-len", "64"]
+    shared = ["--gpu-memory-utilization", share, "--max-model-len", "64", "--dtype", "float32"]
     shared += ["--enforce-eager"] if enforce_eager else []
     with start(Run("reference", None, 0, None), "reference_k0_0") as server:
         fakes.log = server.log
