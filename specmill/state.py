@@ -23,6 +23,7 @@ LOCK = Path("dvc.lock")
 FOREACH = {
     "bench": "methods",
     "bench_scheduled": "scheduled",
+    "replay": "methods",
     "sampling": "methods",
     "imported": "imported",
     "train_sibling": "siblings",

@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from tests.workspace import Workspace
 # before MLflow is imported: it opens its telemetry then
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["DO_NOT_TRACK"] = "true"
+# a shell's background job ignores it, and so would every process that a test interrupts
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from specmill.methods import METHODS, check_methods
 from specmill.params import Params
 from specmill.params_file import load_params
 from specmill.section import Section
+from specmill.state import FOREACH
 from tests.workspace import ROOT
 
 FRAME = {
@@ -250,3 +251,12 @@ def test_files_and_functions_stay_short() -> None:
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     body = (node.end_lineno or 0) - node.body[0].lineno + 1
                     assert body <= 60, f"{path.name}: {node.name} has {body} lines"
+
+
+def test_what_is_synced_to_mlflow_knows_the_entries_of_every_stage() -> None:
+    by_stage = {
+        name: stage["foreach"].strip("${}")
+        for name, stage in PIPELINE["stages"].items()
+        if "foreach" in stage
+    }
+    assert by_stage == FOREACH
