@@ -196,8 +196,9 @@ def test_methods_that_draft_one_k_are_refused_by_the_key(tmp_path: Path) -> None
     text = (ROOT / "params.yaml").read_text()
     entry = "\n  eagle3:\n    method: eagle3\n    head: models/eagle3\n"
     path = tmp_path / "params.yaml"
-    path.write_text(text + "\nscheduled:" + entry)
+    path.write_text(text.replace("scheduled: {}\n", "scheduled:" + entry))
     assert load_params(path).scheduled == {"eagle3": ENTRY}
-    path.write_text(text + "\nscheduled:" + entry.replace("method: eagle3", "method: medusa"))
+    medusa = entry.replace("method: eagle3", "method: medusa")
+    path.write_text(text.replace("scheduled: {}\n", "scheduled:" + medusa))
     with pytest.raises(ValueError, match=r"scheduled\.eagle3\.method: Input should be"):
         load_params(path)
