@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from specmill.params_bench import Bench
 from specmill.params_data import RENDERING, Datasets
+from specmill.params_experts import Experts
 from specmill.params_heads import (
     DraftModel,
     ForeignHead,
@@ -35,6 +36,8 @@ class Verifier(Section):
     """Commit, tag or branch of a Hub model; null otherwise."""
     max_model_len: Count
     """Context length every engine is started with, in tokens."""
+    experts: Experts | None = None
+    """Re-lay the model as a mixture of experts; null takes it as it is."""
 
     @model_validator(mode="after")
     def _source_has_a_kind(self) -> "Verifier":
