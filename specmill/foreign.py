@@ -1,24 +1,20 @@
 """Another version of the verifier, to train a head for: a copy with noise on its weights.
 
-Every weight matrix W becomes
-
-    W + noise * std(W) * N(0, 1)
-
-which leaves architecture, tokenizer and vocabulary the same, and answers that are still language.
-A head trained on the copy is to the verifier what a head found for a model's earlier version is.
+Noise on every weight matrix (specmill.noise) leaves architecture, tokenizer and vocabulary the
+same, and answers that are still language. A head trained on the copy is to the verifier what a head
+found for a model's earlier version is.
 """
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 
 from specmill.cut import copy_companions, weight_files
 from specmill.engines import engines
 from specmill.extract import extract_missing
-from specmill.files import digest
+from specmill.noise import noised
 from specmill.params import Runtime
 from specmill.params_heads import ForeignHead
 from specmill.samples import Sample
@@ -97,7 +93,7 @@ def noised_copy(
     copy_companions(model, folder)
     for file in weight_files(model):
         weights = {
-            name: _noised(name, weight, noise, seed) for name, weight in load_file(file).items()
+            name: noised(name, weight, noise, seed) for name, weight in load_file(file).items()
         }
         save_file(weights, folder / file.name, metadata={"format": "pt"})
     description = {
@@ -105,13 +101,3 @@ def noised_copy(
         "origin": f"noise of seed {seed} on every matrix of {verifier['fingerprint']}",
     }
     return identify(folder, description, verifier["max_model_len"], verifier["dtype"])
-
-
-def _noised(name: str, weight: torch.Tensor, noise: float, seed: int) -> torch.Tensor:
-    if weight.ndim < 2 or not weight.is_floating_point():
-        return weight
-    # of its own seed, so that the order of files and weights does not matter
-    generator = torch.Generator().manual_seed(int(digest([seed, name])[:15], 16))
-    values = weight.float()
-    drawn = torch.randn(values.shape, generator=generator)
-    return (values + noise * values.std() * drawn).to(weight.dtype)

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from specmill.params_bench import Bench
 from specmill.params_curves import Curves
 from specmill.params_data import RENDERING, Datasets
+from specmill.params_experts import Experts
 from specmill.params_heads import (
     DraftModel,
     ForeignHead,
@@ -40,6 +41,8 @@ class Verifier(Section):
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
     """What it computes in. `auto` takes the checkpoint's own (bfloat16 of a GGUF file), and float32
     on a CPU that has no instructions for 16-bit floats and would be about eight times as slow."""
+    experts: Experts | None = None
+    """Re-lay the model as a mixture of experts; null takes it as it is."""
 
     @model_validator(mode="after")
     def _source_has_a_kind(self) -> "Verifier":

@@ -113,7 +113,7 @@ def reference(params: Path) -> str:
         for kind, keys in nested.items():
             heading = " and ".join(f"{name}.{key}" for key in keys)
             about = " ".join((kind.__doc__ or "").split())
-            lines += ["", f"### {heading}", "", about, "", *_table(kind, values[name][keys[0]])]
+            lines += ["", f"### {heading}", "", about, "", *_table(kind, values[name].get(keys[0]))]
     return "\n".join(lines) + "\n"
 
 

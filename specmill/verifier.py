@@ -151,6 +151,8 @@ def identify(
 ) -> dict[str, Any]:
     """identity.json: everything about the verifier that later stages depend on.
 
+    That of a mixture of experts has `experts` (`experts_of`), that of a dense model has not.
+
     Args:
         model: The checkpoint.
         description: `name` and `origin`.
@@ -182,8 +184,10 @@ def identify(
     if not any(path.suffix == ".safetensors" for path in files):
         raise ValueError(f"{model} holds no .safetensors weights")
     own = str(getattr(text, "dtype", None) or config.dtype)
+    experts = experts_of(text)
     return {
         **description,
+        **({"experts": experts} if experts else {}),
         "fingerprint": digest({path.name: file_digest(path) for path in files}),
         "architecture": (config.architectures or [type(config).__name__])[0],
         "hidden_size": text.hidden_size,
@@ -193,6 +197,21 @@ def identify(
         "chat_template": digest(template),
         "max_model_len": max_model_len,
     }
+
+
+def experts_of(text: Any) -> dict[str, int] | None:
+    """`num_experts` of a layer and `top_k` routed to, of a text config; None when it has neither.
+
+    Models name them differently (vllm transformers_utils/model_arch_config_convertor.py).
+    """
+
+    def number(*names: str) -> int:
+        values = (getattr(text, name, None) for name in names)
+        return next((value for value in values if isinstance(value, int)), 0)
+
+    num_experts = number("num_experts", "num_local_experts", "n_routed_experts")
+    top_k = number("num_experts_per_tok", "top_k_experts", "moe_topk")
+    return {"num_experts": num_experts, "top_k": top_k} if num_experts > 1 and top_k else None
 
 
 def write_head_slice(model: Path, folder: Path) -> None:

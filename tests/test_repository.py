@@ -153,14 +153,23 @@ def test_the_profile_of_all_methods_has_a_row_for_each_and_the_sections_of_the_d
     assert all(every.methods[name] == row for name, row in default.methods.items())
 
 
+def test_the_profile_of_a_mixture_of_experts_serves_nothing_that_has_to_be_trained() -> None:
+    params = load_params(ROOT / "profiles/demo-moe.yaml")
+    check_methods(params)
+    assert params.verifier.experts is not None
+    assert {row.method for row in params.methods.values()} == {"none", "ngram"}
+    assert {row.head for row in params.methods.values()} == {str(paths.IDENTITY)}
+    assert sorted([params.spec.tokens, *params.spec.sweep]) == [1, 3, 8]
+
+
 def test_no_profile_is_left_untested() -> None:
     assert {path.name for path in (ROOT / "profiles").glob("*.yaml")} == {
-        "all-methods.yaml", "smoke.yaml",
+        "all-methods.yaml", "demo-moe.yaml", "smoke.yaml",
     }  # fmt: skip
 
 
 def test_methods_depend_on_spec_exactly_when_they_speculate() -> None:
-    for profile in ("params.yaml", "profiles/all-methods.yaml"):
+    for profile in ("params.yaml", "profiles/all-methods.yaml", "profiles/demo-moe.yaml"):
         for name, row in load_params(ROOT / profile).methods.items():
             assert row.section == ("bench" if row.method == "none" else "spec"), name
 
