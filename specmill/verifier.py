@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from specmill import compat
+from specmill.experts import experts_of
 from specmill.files import digest, file_digest, read_json, write_json
 
 logger = logging.getLogger(__name__)
@@ -197,21 +198,6 @@ def identify(
         "chat_template": digest(template),
         "max_model_len": max_model_len,
     }
-
-
-def experts_of(text: Any) -> dict[str, int] | None:
-    """`num_experts` of a layer and `top_k` routed to, of a text config; None when it has neither.
-
-    Models name them differently (vllm transformers_utils/model_arch_config_convertor.py).
-    """
-
-    def number(*names: str) -> int:
-        values = (getattr(text, name, None) for name in names)
-        return next((value for value in values if isinstance(value, int)), 0)
-
-    num_experts = number("num_experts", "num_local_experts", "n_routed_experts")
-    top_k = number("num_experts_per_tok", "top_k_experts", "moe_topk")
-    return {"num_experts": num_experts, "top_k": top_k} if num_experts > 1 and top_k else None
 
 
 def write_head_slice(model: Path, folder: Path) -> None:
