@@ -11,9 +11,10 @@ from speculators.train.cli import create_transformer_layer_config
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralForCausalLM
 
 from specmill.cut import INDEX
-from specmill.experts import experts_of, identify, write_head_slice
+from specmill.experts import experts_of
 from specmill.params_experts import Experts
 from specmill.relaid import obtain_relaid, relaid_config, relay
+from specmill.verifier import identify, write_head_slice
 from tests.llamas import NUM_LAYERS, VOCAB_SIZE, write_llama
 
 FOUR = Experts(num=4, top_k=2, noise=0.0, seed=17)
@@ -198,7 +199,7 @@ def test_its_name_says_what_it_is_and_its_identity_how_many_experts_it_has(
         "origin": "folder; MLPs copied to 4 experts, top 2, noise 0.03, seed 17",
     }
     identity = identify(folder, described, 64, "auto")
-    plain = identify(dense, {"name": "tiny", "origin": "folder"}, 64)
+    plain = identify(dense, {"name": "tiny", "origin": "folder"}, 64, "auto")
     assert identity["experts"] == {"num_experts": 4, "top_k": 2}
     assert "experts" not in plain
     assert identity["architecture"] == "MixtralForCausalLM"
