@@ -126,7 +126,7 @@ def test_another_machine_benches_again_and_trains_nothing(wired: Workspace) -> N
     replaced = STAND_IN.replace('json.dumps({"digest"', 'json.dumps({"machine": 2, "digest"')
     (wired.folder / "stages/hardware.py").write_text(replaced)
     stages = wired.stages_run("dvc", "repro")
-    measured = {"curves", "bench@none", "bench@ngram", "bench@eagle3"}
+    measured = {"curves", "routing", "bench@none", "bench@ngram", "bench@eagle3"}
     assert ran(stages) == measured | SAMPLING | IN_THE_END
 
 
