@@ -162,6 +162,7 @@ def test_a_new_row_runs_what_it_serves_itself_and_the_report(wired: Workspace) -
     assert ran(stages) == new | IN_THE_END
 
 
+@pytest.mark.long
 def test_another_learning_rate_of_eagle3_leaves_medusa_alone(wired: Workspace) -> None:
     (wired.folder / "params.yaml").write_text(
         (wired.folder / "profiles/all-methods.yaml").read_text()
