@@ -28,6 +28,19 @@ Path("reports/plots/train.json").write_text(json.dumps(rows))
 Path("reports/train.json").write_text(json.dumps({"loss_epoch": params["train"]["lr"]}))
 """
 
+CURVES = """
+rows = [{"kind": kind, "k": k, "batch": batch, "step_ms": 10.0 + k + batch}
+        for kind, k in (("none", 0), ("eagle3", 3)) for batch in (1, 4)]
+Path("reports/plots/curves.json").write_text(json.dumps(rows))
+"""
+
+PREDICT = """
+rows = [{"method": "eagle3", "num_speculative_tokens": params["spec"]["tokens"],
+         "load": "1 in flight", "speedup": 1.1, "speedup_low": 1.05, "speedup_high": 1.2,
+         "verdict": "faster"}]
+Path("reports/plots/predicted.json").write_text(json.dumps(rows))
+"""
+
 BENCH = """
 import os, time
 from specmill.stage import open_stage
@@ -95,7 +108,13 @@ with open_stage("report", ["methods"]) as stage:
 @pytest.fixture(scope="module")
 def habits(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     workspace = Workspace(tmp_path_factory.mktemp("with blanks") / "a repository")
-    more = {"train": TRAIN, "bench": BENCH, "report": REPORT}
+    more = {
+        "train": TRAIN,
+        "curves": CURVES,
+        "predict": PREDICT,
+        "bench": BENCH,
+        "report": REPORT,
+    }
     for path in (workspace.folder / "stages").glob("[a-z]*.py"):
         path.write_text(STAND_IN + more.get(path.stem, ""))
     # no MLflow, whose import takes seconds: stages go on without it
@@ -205,12 +224,14 @@ def test_make_show_has_about_a_dozen_columns(views: Views) -> None:
     ]
 
 
-def test_exp_show_of_what_changed_is_the_summary_the_parameter_and_one_folder(
+def test_exp_show_of_what_changed_is_the_summary_the_parameter_and_two_folders(
     views: Views,
 ) -> None:
-    assert {name for name in views.changed_columns if "." not in name} == {"reports/bench"}
+    folders = {name for name in views.changed_columns if "." not in name}
+    assert folders == {"data/bench", "reports/bench"}
     assert "spec.tokens" in views.changed_columns
-    assert len(views.changed_columns) == 20
+    figures = [name for name in views.changed_columns if name.split(".")[0] in ("ngram", "eagle3")]
+    assert len(figures) == 18
 
 
 def test_every_chart_is_on_the_page_with_both_revisions_and_no_warning(views: Views) -> None:
@@ -225,6 +246,8 @@ def test_every_chart_is_on_the_page_with_both_revisions_and_no_warning(views: Vi
         "Speed-up by prompt type, with 95% intervals",
         "Speed-up against load, with 95% intervals",
         "Change of speed by K and load, %",
+        "Predicted change of speed by K and load, %",
+        "Step time by requests in flight and K",
         "Held-out accuracy",
         "held-out loss",
     ):

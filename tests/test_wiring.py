@@ -202,7 +202,7 @@ def test_another_load_benches_again_and_samples_nothing(wired: Workspace) -> Non
 def test_a_row_of_another_tool_brings_in_that_row_and_the_report(wired: Workspace) -> None:
     imported = "+imported.rented={source: a.json, reference: null, num_speculative_tokens: 3}"
     stages = wired.stages_run("dvc", "exp", "run", "-S", imported)
-    assert ran(stages) == {"imported@rented", "report"}
+    assert ran(stages) == {"imported@rented", "check", "report"}
 
 
 def test_an_experiment_in_a_temporary_folder_leaves_the_workspace_alone(wired: Workspace) -> None:
