@@ -40,9 +40,8 @@ def ask_for_more_rows(pipeline: Workspace) -> dict[str, Any]:
     }
     params["heads"] = {"outside": {"source": "folder:elsewhere/head"}}
     # a head as somebody else would hand it over: this one, under another name
-    pipeline.run("cp", "-r", "models/eagle3", "elsewhere-head")
     pipeline.run("mkdir", "elsewhere")
-    pipeline.run("mv", "elsewhere-head", "elsewhere/head")
+    pipeline.run("cp", "-r", "models/eagle3", "elsewhere/head")
     (pipeline.folder / "elsewhere/head/provenance.json").unlink()
     params["methods"] |= {
         name: {"method": method, "section": "spec", "head": head}
@@ -70,6 +69,7 @@ def rows(pipeline: Workspace) -> dict[str, dict[str, Any]]:
     finally:
         del pipeline.environment["MLFLOW_TRACKING_URI"]
         pipeline.reset()
+        pipeline.run("git", "clean", "-fdq")  # of rows that are no more
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +94,7 @@ def all_rows(pipeline: Workspace) -> dict[str, dict[str, Any]]:
     finally:
         del pipeline.environment["MLFLOW_TRACKING_URI"]
         pipeline.reset()
+        pipeline.run("git", "clean", "-fdq")  # of rows that are no more
 
 
 def overall(result: dict[str, Any]) -> dict[str, Any]:
