@@ -17,7 +17,7 @@ import numpy as np
 from specmill import paths
 from specmill.check import Request, compare_acceptance, compare_speed, errors_of
 from specmill.files import read_json
-from specmill.methods import ngram
+from specmill.methods.ngram import Settings
 from specmill.params import Method
 from specmill.proposers import ngram_runs
 from specmill.records import read_requests
@@ -58,7 +58,7 @@ def _acceptance(
     if chosen.method != "ngram":
         recorded = read_runs(paths.REPLAY / f"{name}.parquet")
         return compare_acceptance(requests, lambda request: recorded[request["sample_key"]])
-    settings = ngram.Settings.model_validate(chosen.settings)
+    settings = Settings.model_validate(chosen.settings)
     window = (settings.prompt_lookup_min, settings.prompt_lookup_max)
 
     def as_served(request: Request) -> tuple[list[int], Runs]:
