@@ -67,7 +67,7 @@ show: venv ## experiments side by side in a dozen columns
 	dvc exp show \
 	  --drop '(?!Experiment|State|(?!none\.)[^/:]*\.(speedup|acceptance_length)$$|spec\.tokens|train\.lr|vocab\.d).*'
 
-test: venv lint ## lint, types and every test, the whole pipeline included
+test: venv lint ## lint, types and all tests but the long ones, the whole pipeline included
 	pytest
 
 test-long: venv ## what `make test` leaves out: every method, more kills (an hour)

@@ -15,7 +15,13 @@ import torch
 from specmill.curve_kinds import Kind
 from specmill.cut import cut_model
 from specmill.head import export_head
-from specmill.medusa import build_heads, choose_tables, export_medusa, load_verifier_head
+from specmill.medusa import (
+    build_heads,
+    choose_tables,
+    draw_blocks,
+    export_medusa,
+    load_verifier_head,
+)
 from specmill.params import Train
 from specmill.params_heads import DraftModel, Medusa
 from specmill.training import build_draft_model
@@ -85,11 +91,7 @@ class CurveDrafts:
         lm_head = load_verifier_head(self._head_slice, dtype, "cpu")
         enough = shape.model_copy(update={"num_heads": max(self._most, shape.num_heads)})
         heads = build_heads(lm_head, t2d, enough)
-        noise = torch.Generator().manual_seed(_SEED)
-        with torch.no_grad():
-            for block in heads.blocks:
-                # of zeros, all heads would draft the same token
-                block.normal_(generator=noise).mul_(block.shape[-1] ** -0.5)
+        draw_blocks(heads, _SEED)
         export_medusa(heads, len(t2d), folder, self._provenance(d2t, t2d))
 
     def _tables(self) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     A neighbour that a killed process left behind goes with the next write of the same file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(path)
+    for begun in unheld(path.parent.glob(f".{glob.escape(path.name)}.*.tmp")):
+        begun.unlink(missing_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with scratch.open("wb") as out:
@@ -34,11 +35,12 @@ def write_atomically(path: Path, content: bytes) -> None:
         scratch.unlink(missing_ok=True)
 
 
-def _remove_abandoned(path: Path) -> None:
-    for begun in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        with contextlib.suppress(BlockingIOError, FileNotFoundError), begun.open("rb") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            begun.unlink()
+def unheld(begun: Iterable[Path]) -> Iterator[Path]:
+    """Those files that nobody holds locked any more: whoever was writing them was killed."""
+    for path in begun:
+        with contextlib.suppress(BlockingIOError, FileNotFoundError), path.open("rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            yield path
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -117,6 +117,14 @@ def build_heads(head: VerifierHead, t2d: np.ndarray, chosen: Medusa) -> MedusaHe
     return heads.to(head.lm_head.device)
 
 
+def draw_blocks(heads: MedusaHeads, seed: int) -> None:
+    """Draw the weights of untrained heads: of zeros, all of them would draft the same token."""
+    noise = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for block in heads.blocks:
+            block.normal_(generator=noise).mul_(block.shape[-1] ** -0.5)
+
+
 _NOTHING_QUANTISED = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}}
 """vLLM 0.32 refuses an unquantised checkpoint with a parameter that was not loaded, and its Medusa
 does not count the token_map it has loaded. A quantised checkpoint, even if nothing in it is, is not

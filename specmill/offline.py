@@ -100,6 +100,44 @@ def load_draft_model(folder: Path, verifier_head: Path, dtype: torch.dtype) -> E
 
 
 @torch.no_grad()
+def chain_drafts(
+    model: Eagle3DraftModel,
+    view: StateView,
+    sample: Sample,
+    layer_ids: list[int],
+    dtype: torch.dtype,
+    most_k: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a head drafts at every position of a sample when each step is fed the sample's tokens.
+
+    Args:
+        model: The head.
+        view: Holds the sample's states.
+        sample: A greedy answer.
+        layer_ids: The depths to feed, in the order of fc's input; each is stored.
+        dtype: Of the model.
+        most_k: Steps.
+
+    Returns:
+        Ids of the draft vocabulary, int64 [most_k, num_fed], and the tokens fed at step 0, int64
+        [num_fed]: the sample's, from its second on. Both are on the CPU.
+    """
+    columns = [view.spec.layer_ids.index(number) for number in layer_ids]
+    machine = compat.device()
+    ids, stored, scales = view.load(sample.sample_key)
+    states = restore(stored, scales, dtype)[:-1, columns].flatten(1)
+    fed = ids[1:].long()
+    made: Any = model(
+        hidden_states=states[None].to(machine),  # [1, num_fed, num_aux * hidden_size]
+        input_ids=fed[None].to(machine),
+        document_ids=torch.zeros(1, len(fed), dtype=torch.long, device=machine),
+        position_ids=torch.arange(1, len(fed) + 1, device=machine)[None],
+        ttt_steps=most_k,
+    )
+    return torch.cat(made).cpu(), fed
+
+
+@torch.no_grad()
 def first_drafts(
     model: Eagle3DraftModel,
     view: StateView,
@@ -116,23 +154,12 @@ def first_drafts(
         layer_ids: The depths to feed, in the order of fc's input; each is stored.
         dtype: Of the model.
     """
-    columns = [view.spec.layer_ids.index(number) for number in layer_ids]
-    machine = compat.device()
     drafts, emitted = [], []
     for sample in samples:
-        ids, stored, scales = view.load(sample.sample_key)
-        states = restore(stored, scales, dtype)[:-1, columns].flatten(1)
-        fed = ids[1:].long()
-        made: Any = model(
-            hidden_states=states[None].to(machine),  # [1, num_tokens - 1, num_aux * hidden_size]
-            input_ids=fed[None].to(machine),
-            document_ids=torch.zeros(1, len(fed), dtype=torch.long, device=machine),
-            position_ids=torch.arange(1, len(fed) + 1, device=machine)[None],
-            ttt_steps=1,
-        )[0]
+        made, fed = chain_drafts(model, view, sample, layer_ids, dtype, 1)
         answered = torch.from_numpy(sample.loss_mask).bool()
         counted = answered[1:-1] & answered[2:]
-        drafts.append(made[0, :-1].cpu()[counted])
+        drafts.append(made[0, :-1][counted])
         emitted.append(fed[1:][counted])
     return Drafts(torch.cat(drafts), torch.cat(emitted))
 

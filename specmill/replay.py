@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specmill.files import read_json
 from specmill.head_facts import INSPECTION
 from specmill.params import Method
@@ -14,7 +16,7 @@ from specmill.proposers import ngram_runs, suffix_defaults, suffix_runs
 from specmill.samples import ALL, Sample
 from specmill.section import DoesNotFit
 from specmill.view import StateView
-from specmill.walk import Runs, figures, walk
+from specmill.walk import Runs, Walk, figures, walk
 
 MOST_K = 8
 """Methods without a model are replayed up to this K."""
@@ -52,14 +54,18 @@ def replay_row(
     if chosen.method in _NO_REPLAY:
         raise DoesNotFit(_NO_REPLAY[chosen.method])
     max_len = verifier["max_model_len"]
-    given = [(one.input_ids, int((one.loss_mask == 0).sum())) for one in samples]
     if chosen.method == "ngram":
         window = (settings.prompt_lookup_min, settings.prompt_lookup_max)
-        return [ngram_runs(*one, window, MOST_K, max_len) for one in given]
+        return [ngram_runs(*one, window, MOST_K, max_len) for one in _given(samples)]
     if chosen.method == "suffix":
         asked = suffix_defaults() | settings.model_dump(exclude_none=True)
-        return suffix_runs(given, asked, MOST_K, max_len)
+        return suffix_runs(_given(samples), asked, MOST_K, max_len)
     return _head_runs(chosen, samples, verifier, verifier_head, view)
+
+
+def _given(samples: list[Sample]) -> list[tuple[np.ndarray, int]]:
+    """Ids and length of the prompt of each sample."""
+    return [(one.input_ids, int((one.loss_mask == 0).sum())) for one in samples]
 
 
 def _head_runs(
@@ -99,7 +105,7 @@ def rows_of(runs: list[Runs], samples: list[Sample], num_tokens: int) -> list[di
     categories = sorted({sample.category for sample in samples})
     rows = []
     for k in range(1, runs[0].most_k + 1):
-        walks = [walk(one, k, min(num_tokens, len(one.accepted) + 1)) for one in runs]
+        walks = _walks(runs, k, num_tokens)
         for category in [ALL, *categories]:
             of_it = [
                 taken for taken, sample in zip(walks, samples, strict=True)
@@ -111,18 +117,23 @@ def rows_of(runs: list[Runs], samples: list[Sample], num_tokens: int) -> list[di
 
 def window_rows(samples: list[Sample], num_tokens: int, max_len: int) -> list[dict[str, Any]]:
     """Prompt lookup with every window up to five tokens and every K, over all prompt types."""
-    given = [(one.input_ids, int((one.loss_mask == 0).sum())) for one in samples]
+    given = _given(samples)
+    kept = ("tokens_per_step", "draft_coverage", "acceptance_length")
     rows = []
     for least, most in _WINDOWS:
         runs = [ngram_runs(*one, (least, most), MOST_K, max_len) for one in given]
-        for row in rows_of(runs, samples, num_tokens):
-            if row["category"] == ALL:
-                kept = ("k", "tokens_per_step", "draft_coverage", "acceptance_length")
-                rows.append(
-                    {"prompt_lookup_min": least, "prompt_lookup_max": most}
-                    | {name: row[name] for name in kept}
-                )
+        for k in range(1, MOST_K + 1):
+            found = _rounded(figures(_walks(runs, k, num_tokens)))
+            rows.append(
+                {"prompt_lookup_min": least, "prompt_lookup_max": most, "k": k}
+                | {name: found[name] for name in kept}
+            )
     return rows
+
+
+def _walks(runs: list[Runs], k: int, num_tokens: int) -> list[Walk]:
+    """Of each answer with K, as far as `num_tokens` or its end."""
+    return [walk(one, k, min(num_tokens, len(one.accepted) + 1)) for one in runs]
 
 
 def _rounded(found: dict[str, Any]) -> dict[str, Any]:

@@ -31,34 +31,13 @@ from specmill import compat
 from specmill.files import read_json
 from specmill.head_checks import aux_ids_of
 from specmill.medusa import MedusaHeads, VerifierHead, load_verifier_head
-from specmill.offline import load_draft_model
+from specmill.offline import chain_drafts, load_draft_model
+from specmill.replayed import chain_runs
 from specmill.samples import Sample
 from specmill.section import DoesNotFit
 from specmill.states import restore
 from specmill.view import StateView
 from specmill.walk import Runs
-
-
-def chain_runs(
-    draft_ids: torch.Tensor, fed: torch.Tensor, answered: torch.Tensor, d2t: torch.Tensor | None
-) -> Runs:
-    """What a head's drafts of one sample are worth.
-
-    Args:
-        draft_ids: int64 [most_k, num_fed], ids of the draft vocabulary by step and position.
-        fed: int64 [num_fed], the token fed at each position at step 0: the sample's, from its
-            second on.
-        answered: bool [num_fed], whether that token is of the answer.
-        d2t: Offsets, int64 [draft_vocab_size]; None when both vocabularies are one.
-    """
-    target_ids = draft_ids if d2t is None else draft_ids + d2t[draft_ids]
-    most_k = len(target_ids)
-    starts = torch.nonzero(answered).flatten()[:-1]  # nothing follows the last token
-    following = torch.nn.functional.pad(fed, (0, most_k), value=-1)
-    places = starts[:, None] + torch.arange(most_k, device=fed.device)
-    # the draft of step k is fed.shift(1 + k)
-    right = target_ids.T[starts] == following[places + 1]
-    return Runs.of_chain(right.cpu().numpy())
 
 
 def eagle3_runs(
@@ -85,25 +64,13 @@ def eagle3_runs(
             f"it is fed states of layers {asked}, and those of {lost} are not kept "
             "(extract.aux_layer_ids)"
         )
-    dtype, machine = getattr(torch, verifier["dtype"]), compat.device()
+    dtype = getattr(torch, verifier["dtype"])
     model = load_draft_model(head, verifier_head, dtype)
     d2t = load_file(head / "model.safetensors").get("d2t")
-    columns = [view.spec.layer_ids.index(number) for number in asked]
     found = []
     for sample in samples:
-        ids, stored, scales = view.load(sample.sample_key)
-        states = restore(stored, scales, dtype)[:-1, columns].flatten(1)
-        fed = ids[1:].long()
-        with torch.no_grad():
-            drafts: Any = model(
-                hidden_states=states[None].to(machine),  # [1, num_fed, num_aux * hidden_size]
-                input_ids=fed[None].to(machine),
-                document_ids=torch.zeros(1, len(fed), dtype=torch.long, device=machine),
-                position_ids=torch.arange(1, len(fed) + 1, device=machine)[None],
-                ttt_steps=most_k,
-            )
-        answered = torch.from_numpy(sample.loss_mask[1:] == 1)
-        found.append(chain_runs(torch.cat(drafts).cpu(), fed, answered, d2t))
+        drafts, fed = chain_drafts(model, view, sample, asked, dtype, most_k)
+        found.append(chain_runs(drafts, fed, torch.from_numpy(sample.loss_mask[1:] == 1), d2t))
     return found
 
 

@@ -9,8 +9,29 @@ from typing import Any, Self
 
 import torch
 
-from specmill.replay_heads import chain_runs
 from specmill.walk import Runs, figures, walk
+
+
+def chain_runs(
+    draft_ids: torch.Tensor, fed: torch.Tensor, answered: torch.Tensor, d2t: torch.Tensor | None
+) -> Runs:
+    """What a head's drafts of one sample are worth.
+
+    Args:
+        draft_ids: int64 [most_k, num_fed], ids of the draft vocabulary by step and position.
+        fed: int64 [num_fed], the token fed at each position at step 0: the sample's, from its
+            second on.
+        answered: bool [num_fed], whether that token is of the answer.
+        d2t: Offsets, int64 [draft_vocab_size]; None when both vocabularies are one.
+    """
+    target_ids = draft_ids if d2t is None else draft_ids + d2t[draft_ids]
+    most_k = len(target_ids)
+    starts = torch.nonzero(answered).flatten()[:-1]  # nothing follows the last token
+    following = torch.nn.functional.pad(fed, (0, most_k), value=-1)
+    places = starts[:, None] + torch.arange(most_k, device=fed.device)
+    # the draft of step k is fed.shift(1 + k)
+    right = target_ids.T[starts] == following[places + 1]
+    return Runs.of_chain(right.cpu().numpy())
 
 
 class Replayed:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from specmill.cut import copy_companions
 from specmill.head import export_head
-from specmill.medusa import build_heads, export_medusa, load_verifier_head
+from specmill.medusa import build_heads, draw_blocks, export_medusa, load_verifier_head
 from specmill.params import Train
 from specmill.params_heads import HeadType, Medusa
 from specmill.sampling_twin import AUX_LAYER_IDS, DRAFT_VOCAB_SIZE, MAX_MODEL_LEN, likeliest_tokens
@@ -81,10 +81,7 @@ class TwinDrafts:
             tokens_per_step=1, max_samples=None, seed=_SEED,
         )  # fmt: skip
         heads = build_heads(load_verifier_head(self._twin, torch.float32, "cpu"), t2d, chosen)
-        noise = torch.Generator().manual_seed(_SEED)
-        with torch.no_grad():
-            for block in heads.blocks:
-                block.normal_(generator=noise).mul_(block.shape[-1] ** -0.5)
+        draw_blocks(heads, _SEED)
         export_medusa(heads, len(t2d), folder, self._provenance(d2t, t2d))
 
     def _tables(self) -> tuple[np.ndarray, np.ndarray]:

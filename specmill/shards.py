@@ -14,7 +14,6 @@ header follows from the spec and the rows alone, so an index that lists them can
 the name, the name against the header, and the header against the data. Samples are moved as bytes:
 nothing here needs torch."""
 
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -26,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from specmill.files import digest
+from specmill.files import digest, unheld
 
 FORMAT = 2
 """Raise it when extraction itself changes what it writes: it is part of every store key."""
@@ -268,9 +267,5 @@ def scratch_in(folder: Path) -> Path:
 
 def abandoned(folder: Path) -> list[str]:
     """Names of files that `write_shard` had begun when its process was killed."""
-    found = []
-    for path in sorted(folder.glob("." + 32 * "[0-9a-f]" + ".tmp")):
-        with contextlib.suppress(BlockingIOError, FileNotFoundError), path.open("rb") as handle:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            found.append(path.name)
-    return found
+    begun = folder.glob("." + 32 * "[0-9a-f]" + ".tmp")
+    return [path.name for path in unheld(sorted(begun))]

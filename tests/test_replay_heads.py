@@ -11,8 +11,8 @@ from specmill.files import read_json, write_json
 from specmill.head import best_epoch, curves, replayed_lengths, worth
 from specmill.medusa import build_heads, export_medusa, load_verifier_head
 from specmill.params_heads import Medusa
-from specmill.replay_heads import chain_runs, eagle3_runs, load_medusa, medusa_runs
-from specmill.replayed import Replayed
+from specmill.replay_heads import eagle3_runs, load_medusa, medusa_runs
+from specmill.replayed import Replayed, chain_runs
 from specmill.samples import Sample
 from specmill.section import DoesNotFit
 from specmill.training import train

@@ -91,6 +91,7 @@ def closure(path: str) -> set[str]:
 @pytest.mark.parametrize("name", sorted(set(STAGES) - {"hardware", "sources"}))
 def test_a_stage_depends_on_exactly_the_modules_it_imports(name: str) -> None:
     listed = {dep for dep in STAGES[name]["deps"] if dep.endswith(".py")}
+    assert len(set(STAGES[name]["deps"])) == len(STAGES[name]["deps"])
     expected = closure(f"stages/{name}.py")
     if name in ("bench", "bench_scheduled", "sampling", "replay"):
         # each method depends on its own file, so that adding one reruns none
