@@ -289,6 +289,7 @@ def test_mlflow_has_one_finished_run_per_stage_with_parameters_and_commit(folder
         "bench@none", "bench@ngram", "bench@eagle3", "report",
         "sampling@none", "sampling@ngram", "sampling@eagle3",
         "replay@none", "replay@ngram", "replay@eagle3", "curves", "predict", "schedule", "check",
+        "routing",
     }  # fmt: skip
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     assert len(runs["train"].data.tags["git.commit"]) == 40

@@ -358,7 +358,8 @@ class Team:
     def objects(self) -> dict[str, str]:
         """Names in data/hidden_states, and the MD5 of each."""
         lock = YAML(typ="safe").load((self.home.folder / "dvc.lock").read_text())
-        listed = lock["stages"]["extract"]["outs"][0]["md5"]
+        outs = {out["path"]: out["md5"] for out in lock["stages"]["extract"]["outs"]}
+        listed = outs["data/hidden_states"]
         listing = self.remote.read("bulk", listed)
         return {entry["relpath"]: entry["md5"] for entry in json.loads(listing)}
 
@@ -421,7 +422,7 @@ def test_a_flipped_byte_in_the_bulk_remote_makes_the_pull_fail_and_is_named(
     node = team.clone(tmp_path)
     md5 = team.objects()["3.safetensors"]
     with team.remote.flipped("bulk", md5):
-        done = node.run("dvc", "pull", "--verbose", "extract", check=False)
+        done = node.run("dvc", "pull", "--verbose", "data/hidden_states", check=False)
     assert done.returncode != 0
     assert "Checkout failed for following targets:\ndata/hidden_states" in done.stderr
     assert "corrupted cache file" in done.stdout + done.stderr
@@ -445,7 +446,7 @@ def test_a_missing_object_makes_the_pull_fail_and_leaves_no_folder_as_if_whole(
         "data/hidden_states",
     )
     with team.remote.without("bulk", md5):
-        done = node.run("dvc", "pull", "extract", check=False)
+        done = node.run("dvc", "pull", "data/hidden_states", check=False)
         # and whoever pushed can see it
         seen = json.loads(team.home.run(*lost).stdout)
     assert seen == {"not_in_remote": ["data/hidden_states/3.safetensors"]}
@@ -467,7 +468,7 @@ def test_a_killed_pull_fetches_only_what_had_not_arrived_when_it_is_repeated(
     assert arrived
     assert late not in arrived
     assert not (node.folder / "data/hidden_states").exists()
-    node.run("dvc", "pull", "extract")
+    node.run("dvc", "pull", "data/hidden_states")
     assert arrived.items() <= stamps(team, node).items()
     home = team.home.folder / "data/hidden_states"
     assert content(node.folder / "data/hidden_states") == content(home)
@@ -501,7 +502,8 @@ def test_the_page_about_rented_nodes_trains_there_and_brings_the_head_home(
     head = content(home.folder / "models/eagle3")
     assert head == content(node.folder / "models/eagle3")
     assert head != content(ran.folder / "models/eagle3")
-    assert typed(home, "dvc repro bench@eagle3 report") == ["bench@eagle3", "report"]
+    follow = ["bench@eagle3", "replay@eagle3", "predict", "schedule", "check", "report"]
+    assert typed(home, "dvc repro bench@eagle3 report") == follow
     # nothing went anywhere but where .dvc/config says
     pushed = {path.parts[0] for path in map(Path, content(tmp_path / "specmill-remote"))}
     assert pushed == set(NAMES)
@@ -511,7 +513,7 @@ def killed_before(team: Team, node: Workspace, late: str) -> dict[str, tuple[int
     """Kill a pull as soon as it asks for one object; the stamps of what had arrived."""
     with team.remote.held("bulk", late) as somebody_waits:
         pull = subprocess.Popen(
-            ["dvc", "pull", "--jobs", "1", "extract"],
+            ["dvc", "pull", "--jobs", "1", "data/hidden_states"],
             cwd=node.folder,
             env=node.environment,
             stdout=subprocess.DEVNULL,
