@@ -5,21 +5,28 @@ Names, dates and hashes that would differ between two drawings of the same rows 
 
 import contextlib
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from specmill.rows import Row
 
+Target = Path | StringIO
+"""What a picture is written to: a file, or text for a page."""
+
 
 @contextlib.contextmanager
-def canvas(path: Path, size: tuple[float, float], title: str) -> Iterator[Any]:
-    """A matplotlib figure of at least this size in inches, saved as `path` when all is drawn."""
+def canvas(
+    target: Target, size: tuple[float, float], title: str, least: tuple[float, float] = (5.5, 2.2)
+) -> Iterator[Any]:
+    """A matplotlib figure of this size in inches, at least `least`, saved when all is drawn."""
     import matplotlib
     from matplotlib.figure import Figure
 
     settings = {
         "svg.hashsalt": "specmill",
         "svg.fonttype": "none",  # text stays text: it can be searched, and files are small
+        "text.parse_math": False,  # a prompt type may be called "from $5 to $6"
         "font.size": 9,
         "axes.titlesize": "medium",
         "hatch.linewidth": 0.6,
@@ -27,12 +34,13 @@ def canvas(path: Path, size: tuple[float, float], title: str) -> Iterator[Any]:
         "lines.linewidth": 1.1,
     }
     with matplotlib.rc_context(settings):
-        width, height = size
-        figure = Figure(figsize=(max(5.5, width), max(2.2, height)), layout="constrained")
+        width, height = (max(pair) for pair in zip(size, least, strict=True))
+        figure = Figure(figsize=(width, height), layout="constrained")
         figure.suptitle(title)
         yield figure
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="svg", metadata={"Date": None})
+        if isinstance(target, Path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target, format="svg", metadata={"Date": None})
 
 
 def panels(figure: Any, num_panels: int, columns: int, **shared: bool) -> list[Any]:

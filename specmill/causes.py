@@ -8,6 +8,7 @@ from typing import Any
 
 from specmill.rows import Results, headline_rows, load_order
 from specmill.samples import ALL
+from specmill.tables import cell
 
 _SOUND = 0.7
 """Share of its offline acceptance that a head keeps when it is served as it should be. Ours keep
@@ -33,8 +34,8 @@ def heads_section(results: Results) -> list[str]:
             head = result["head"]
             offline, served = head.get("offline_acceptance_pos_0"), served_at_0(result)
             lines.append(
-                f"| {name} | {head.get('trained_for') or 'not said'} | {head['run_on']} | "
-                f"{_rate(offline)} | {_rate(served)} |"
+                f"| {name} | {cell(head.get('trained_for') or 'not said')} | "
+                f"{cell(head['run_on'])} | {_rate(offline)} | {_rate(served)} |"
             )
         lines.append("")
     return [*lines, *(f"- {line}" for line in explained), *([""] if explained else [])]

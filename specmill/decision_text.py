@@ -42,7 +42,7 @@ def decision_text(record: dict[str, Any]) -> str:
         if options:
             lines += [f"## {_TITLES[status]}", "", *map(_item, options), ""]
     since = f" since the record of {record['compared_with']}" if record["compared_with"] else ""
-    lines += [f"## What changed{since}", "", *(f"- {one}" for one in record["changes"]), ""]
+    lines += [f"## What changed{since}", "", *(f"- {_line(one)}" for one in record["changes"]), ""]
     return "\n".join([*lines, *_RULES]) + "\n"
 
 
@@ -50,4 +50,9 @@ def _item(option: dict[str, Any]) -> str:
     said = [f"- **{option['name']}** ({option['by']}).", *option["evidence"]]
     if option["gate"]:
         said.append(f"*{_GATES[option['status']]}* {option['gate']}.")
-    return " ".join(said)
+    return _line(" ".join(said))
+
+
+def _line(text: str) -> str:
+    """What an engine said may have line breaks, which would end an item."""
+    return " ".join(text.split())

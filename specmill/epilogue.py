@@ -9,6 +9,7 @@ import sys
 from specmill import paths
 
 WHERE = """
+Page             reports/index.html
 Tables           reports/comparison.md
 Figures          reports/bench/NAME.json, reports/summary.json    (dvc metrics show)
 Pictures         reports/speedup_by_load.svg and others           (dvc plots show)

@@ -6,15 +6,19 @@ A cell that was not measured is not drawn.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from textwrap import fill
 from typing import Any
 
-from specmill.canvas import canvas, context_note, grouped, measured, panels
+from specmill.canvas import Target, canvas, context_note, grouped, measured, panels
 from specmill.intervals import UNDECIDED
 from specmill.rows import Row
 
 _CELLS_ACROSS = 24
 """About as many cells as fit side by side on a screen."""
+_CHARACTER = 0.085
+"""Inches of a character of a title."""
+_LEAST_TITLE = 14
+"""Characters of a line of a title at least."""
 
 
 @dataclass(frozen=True)
@@ -71,24 +75,23 @@ ACCEPTANCE_BY_CATEGORY = HeatMap(
 )
 
 
-def plot_speedup_by_k(rows: list[Row], path: Path) -> None:
-    """Draw `speedup_by_k_rows`: K by load."""
-    title = (
-        "Change of speed by K and load, %\n"
-        "hatched, in brackets: no difference shown" + context_note(rows)
+def plot_speedup_by_k(rows: list[Row], target: Target, what: str = "Change of speed") -> None:
+    """Draw `speedup_by_k_rows`: K by load; `what` is what the title says they are."""
+    title = f"{what} by K and load, %\nhatched, in brackets: no difference shown" + context_note(
+        rows
     )
     shown = measured("speedup", rows)
     ks = sorted(grouped("num_speculative_tokens", shown))
-    _plot(SPEEDUP_BY_K, shown, ks, path, title)
+    _plot(SPEEDUP_BY_K, shown, ks, target, title)
 
 
-def plot_acceptance_by_category(rows: list[Row], path: Path) -> None:
+def plot_acceptance_by_category(rows: list[Row], target: Target) -> None:
     """Draw `acceptance_by_category_rows`: prompt type by position."""
     loads = ", ".join(grouped("load", rows))
     title = f"Accepted share of drafts by prompt type and position, %\n{loads}"
     title += context_note(rows)
     shown = measured("acceptance_rate", rows)
-    _plot(ACCEPTANCE_BY_CATEGORY, shown, list(grouped("category", shown)), path, title)
+    _plot(ACCEPTANCE_BY_CATEGORY, shown, list(grouped("category", shown)), target, title)
 
 
 def _change(row: Row) -> str:
@@ -97,19 +100,20 @@ def _change(row: Row) -> str:
     return f"({text})" if row["verdict"] == UNDECIDED else text
 
 
-def _plot(spec: HeatMap, rows: list[Row], ys: list[Any], path: Path, title: str) -> None:
+def _plot(spec: HeatMap, rows: list[Row], ys: list[Any], target: Target, title: str) -> None:
     methods = grouped("method", rows)
     xs = list(dict.fromkeys(spec.x(row) for row in rows))
     columns = max(1, min(4, len(methods), _CELLS_ACROSS // max(1, len(xs))))
     lines = -(-len(methods) // columns)
-    size = (2.2 + columns * (0.3 + 0.45 * len(xs)), 1.6 + lines * (0.3 + 0.24 * len(ys)))
-    with canvas(path, size, title) as figure:
+    width = 0.3 + 0.45 * len(xs)  # of a panel
+    size = (2.2 + columns * width, 1.6 + lines * (0.3 + 0.24 * len(ys)))
+    with canvas(target, size, title) as figure:
         all_axes = panels(figure, len(methods), columns, sharex=True, sharey=True)
         for axes, of_method in zip(all_axes, methods.values(), strict=True):
             for row in of_method:
                 _draw_cell(axes, spec, row, xs.index(spec.x(row)), ys.index(spec.y(row)))
             axes.set(
-                title=spec.title(of_method[0]),
+                title=fill(spec.title(of_method[0]), max(_LEAST_TITLE, int(width / _CHARACTER))),
                 xlim=(-0.5, len(xs) - 0.5),
                 ylim=(len(ys) - 0.5, -0.5),
             )
@@ -141,8 +145,9 @@ def _draw_cell(axes: Any, spec: HeatMap, row: Row, x: int, y: int) -> None:
     axes.add_patch(Rectangle(corner, 1, 1, facecolor=colour, linewidth=0, **hatch))
     axes.add_patch(Rectangle(corner, 1, 1, facecolor="none", edgecolor="white"))
     is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5  # luma, ITU-R BT.601
+    # nearly white and black: the page draws white and black as its own (specmill/inline_svg.py)
     axes.text(x, y, spec.text(row), ha="center", va="center", fontsize="small",
-              color="white" if is_dark else "black")  # fmt: skip
+              color="#fefefe" if is_dark else "#010101")  # fmt: skip
 
 
 def _draw_scale(figure: Any, spec: HeatMap, all_axes: list[Any]) -> None:

@@ -5,18 +5,17 @@ verdicts in marker or hatching, and cells have their figure written in them.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from specmill.canvas import canvas, context_note, grouped, legend, measured, panels
+from specmill.canvas import Target, canvas, context_note, grouped, legend, measured, panels
 from specmill.heat_maps import plot_acceptance_by_category, plot_speedup_by_k
 from specmill.intervals import FASTER, SLOWER, UNDECIDED
 from specmill.rows import Row
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#888888")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#888888")
 """Okabe and Ito's, without the yellow, which is faint on white, and with a grey."""
 
-_MARKERS = "osD^vPX*"
+MARKERS = "osD^vPX*"
 _DASHES = ("-", "--", ":")
 
 _VERDICTS: dict[str | None, dict[str, Any]] = {
@@ -27,14 +26,14 @@ _VERDICTS: dict[str | None, dict[str, Any]] = {
 }
 
 
-def plot_acceptance(rows: list[Row], path: Path) -> None:
+def plot_acceptance(rows: list[Row], target: Target) -> None:
     """Draw `acceptance_rows`: a line per method, a panel per load."""
     shown = measured("acceptance_rate", rows)
     styles, loads = _styles(shown), grouped("load", shown)
     columns = min(3, max(1, len(loads)))
     height = max(2.6 * -(-len(loads) // columns), 0.17 * len(styles))
     title = "Acceptance by position" + context_note(rows)
-    with canvas(path, (2.4 + 2.7 * columns, 1.0 + height), title) as figure:
+    with canvas(target, (2.4 + 2.7 * columns, 1.0 + height), title) as figure:
         all_axes = panels(figure, len(loads), columns, sharex=True, sharey=True)
         for axes, (load, of_load) in zip(all_axes, loads.items(), strict=True):
             for method, points in grouped("method", of_load).items():
@@ -49,7 +48,7 @@ def plot_acceptance(rows: list[Row], path: Path) -> None:
         legend(figure, all_axes, loc="outside right upper")
 
 
-def plot_speedup(rows: list[Row], path: Path) -> None:
+def plot_speedup(rows: list[Row], target: Target) -> None:
     """Draw `speedup_rows`: a line per prompt type and method, a panel per load."""
     shown = measured("speedup", rows)
     loads = grouped("load", shown)
@@ -58,7 +57,7 @@ def plot_speedup(rows: list[Row], path: Path) -> None:
         lines += [(category, None), *((category, m) for m in grouped("method", of_category))]
     title = "Speed-up by prompt type, with 95% intervals" + context_note(rows)
     size = (1.8 + 2.1 * max(1, len(loads)), 1.6 + 0.15 * len(lines))
-    with canvas(path, size, title) as figure:
+    with canvas(target, size, title) as figure:
         all_axes = panels(figure, len(loads), max(1, len(loads)), sharex=True, sharey=True)
         for axes, (load, of_load) in zip(all_axes, loads.items(), strict=True):
             for verdict, points in grouped("verdict", of_load).items():
@@ -79,7 +78,7 @@ def plot_speedup(rows: list[Row], path: Path) -> None:
         legend(figure, all_axes, loc="outside lower center", ncols=4)
 
 
-def plot_speedup_by_load(rows: list[Row], path: Path) -> None:
+def plot_speedup_by_load(rows: list[Row], target: Target) -> None:
     """Draw `speedup_by_load_rows`: a line per method, the panels one under another.
 
     Loads are evenly spaced, and at each the methods lie side by side. A legend has the order in
@@ -89,7 +88,7 @@ def plot_speedup_by_load(rows: list[Row], path: Path) -> None:
     styles, all_panels = _styles(shown), grouped("panel", shown)
     height = max(2.6, 0.6 + 0.19 * len(styles)) * max(1, len(all_panels))
     title = "Speed-up against load, with 95% intervals" + context_note(rows)
-    with canvas(path, (5.0 + 0.3 * len(styles), 0.6 + height), title) as figure:
+    with canvas(target, (5.0 + 0.3 * len(styles), 0.6 + height), title) as figure:
         all_axes = panels(figure, len(all_panels), 1, sharey=True)
         for axes, (panel, of_panel) in zip(all_axes, all_panels.items(), strict=True):
             loads = sorted(grouped("requests", of_panel))
@@ -113,7 +112,7 @@ def plot_speedup_by_load(rows: list[Row], path: Path) -> None:
             axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
 
 
-PICTURES: dict[str, Callable[[list[Row], Path], None]] = {
+PICTURES: dict[str, Callable[[list[Row], Target], None]] = {
     "acceptance": plot_acceptance,
     "acceptance_by_category": plot_acceptance_by_category,
     "speedup": plot_speedup,
@@ -128,11 +127,11 @@ def _styles(rows: list[Row]) -> dict[str, tuple[float, dict[str, Any]]]:
     methods = grouped("method", rows)
     styles = {}
     for index, (method, points) in enumerate(methods.items()):
-        cycle, step = divmod(index, len(_COLOURS))
+        cycle, step = divmod(index, len(COLOURS))
         style = {
             "label": f"{method}, K={points[0]['num_speculative_tokens']}",
-            "color": _COLOURS[step],
-            "marker": _MARKERS[step],
+            "color": COLOURS[step],
+            "marker": MARKERS[step],
             "linestyle": _DASHES[cycle % len(_DASHES)],
         }
         dodge = min(0.8, 0.06 * len(methods)) * ((index + 0.5) / len(methods) - 0.5)

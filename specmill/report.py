@@ -1,5 +1,6 @@
 """The comparison as Markdown and as metrics: pure functions of what the benches wrote."""
 
+from itertools import chain
 from typing import Any
 
 from specmill.causes import heads_section
@@ -9,7 +10,7 @@ from specmill.notes import engine_table, notes
 from specmill.prediction_section import prediction_section
 from specmill.rows import Results, headline_rows, load_label, load_name, load_order, load_sentence
 from specmill.samples import ALL
-from specmill.sampling_section import sampling_section
+from specmill.sampling_section import Sampling, sampling_section
 from specmill.tables import (
     Named,
     latency_table,
@@ -43,6 +44,24 @@ def served(results: Results) -> Results:
     return {name: result for name, result in results.items() if "not_served" not in result}
 
 
+def shown_rows(results: Results) -> Named:
+    """All rows, what speaks against a method behind its name."""
+    return [(name, row) for name, result in marked(results).items() for row in result["rows"]]
+
+
+def sampled(results: Results) -> Sampling:
+    """What was found out about sampling, by method."""
+    return {name: result["sampling"] for name, result in results.items() if "sampling" in result}
+
+
+def setting(hardware: dict[str, Any], verifier: dict[str, Any]) -> str:
+    """What was measured and on what, in a line."""
+    machine = ", ".join(gpu["name"] for gpu in hardware["gpus"]) or (
+        f"{hardware['cpu_model']}, {hardware['num_usable_cores']} cores"
+    )
+    return f"{verifier['name']} on {machine}, vLLM {hardware['versions']['vllm']}; greedy."
+
+
 def comparison(
     results: Results, check: dict[str, Any], hardware: dict[str, Any], verifier: dict[str, Any]
 ) -> str:
@@ -54,42 +73,39 @@ def comparison(
         hardware: reports/hardware.json.
         verifier: identity.json.
     """
-    machine = ", ".join(gpu["name"] for gpu in hardware["gpus"]) or (
-        f"{hardware['cpu_model']}, {hardware['num_usable_cores']} cores"
-    )
-    rows = [(name, row) for name, result in marked(results).items() for row in result["rows"]]
-    sampling = {
-        name: result["sampling"] for name, result in results.items() if "sampling" in result
-    }
+    rows = shown_rows(results)
     lines = [
         "# Does speculation pay?",
         "",
-        f"{verifier['name']} on {machine}, vLLM {hardware['versions']['vllm']}; greedy.",
+        setting(hardware, verifier),
         "",
-        *_OVERVIEW,
+        *OVERVIEW,
         "",
         *overview_table(rows),
         "",
         *notes(results),
-        *_READING,
+        *READING,
         "",
-        *_load_blocks(rows, results),
+        *chain.from_iterable(
+            [f"## {heading}", "", *chain.from_iterable(tables.values())]
+            for heading, tables in tables_by_load(rows, results)
+        ),
         *prediction_section(check),
         *fidelity_section(results),
-        *sampling_section(sampling, known_sampling_fault(hardware)),
+        *sampling_section(sampled(results), known_sampling_fault(hardware)),
         *heads_section(results),
         *engine_table(results),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-_OVERVIEW = """\
+OVERVIEW = """\
 Change of speed against the same server without speculation, over all prompt types. **Bold**: faster
 or slower, its 95% interval lies on that side. In brackets: no difference shown. Plain: no interval.
 `8 in flight +512` is 8 requests in flight, each prompt with 512 tokens of context before it, and
 `2.5/s` a rate at which they arrive. `none` is compared with itself.""".splitlines()
 
-_READING = """\
+READING = """\
 ## How to read the tables
 
 - The *baseline* of a row was served in the same stage, with the same flags, and answered the same
@@ -107,15 +123,19 @@ _READING = """\
   *Goodput* counts the requests within `bench.max_ttft_ms` and `bench.max_itl_ms`.""".splitlines()
 
 
-def _load_blocks(rows: Named, results: Results) -> list[str]:
-    lines = []
+def tables_by_load(rows: Named, results: Results) -> list[tuple[str, dict[str, list[str]]]]:
+    """Of each load its heading, and the Markdown of its tables by what they are about."""
+    found = []
     loads = {load_label(row): row for _, row in rows}
     for load, place in sorted(loads.items(), key=lambda item: load_order(item[1])):
         of_load = [(method, row) for method, row in rows if load_label(row) == load]
-        lines += [f"## {load_sentence(place)}", ""]
-        lines += [*speed_table(of_load), *_drift_lines(served(results), load)]
-        lines += [*latency_table(of_load), *prompt_type_table(of_load)]
-    return lines
+        tables = {
+            "speed": [*speed_table(of_load), *_drift_lines(served(results), load)],
+            "times": latency_table(of_load),
+            "speed by prompt type": prompt_type_table(of_load),
+        }
+        found.append((load_sentence(place), tables))
+    return found
 
 
 def _drift_lines(results: Results, load: str) -> list[str]:

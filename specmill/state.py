@@ -232,7 +232,8 @@ def _artifacts(folder: Path) -> list[tuple[Path, str]]:
     reports, head = folder / paths.REPORTS, folder / paths.EAGLE3
     plots = reports / "plots"
     wanted = [(folder / name, "") for name in (paths.PARAMS, LOCK, "dvc.yaml")]
-    wanted += [(file, "") for file in (reports / "comparison.md", *sorted(reports.glob("*.svg")))]
+    shown = (reports / "comparison.md", reports / "index.html", *sorted(reports.glob("*.svg")))
+    wanted += [(file, "") for file in shown]
     wanted += [
         (file, (Path("plots") / file.parent.relative_to(plots)).as_posix())
         for file in sorted(plots.rglob("*"))

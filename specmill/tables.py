@@ -50,7 +50,7 @@ def speed_table(rows: Named) -> list[str]:
     further = {"acceptance_length": ".2f", "draft_coverage": ".0%", "tokens_per_step": ".2f"}
     for method, row in rows:
         if row["category"] == ALL:
-            figures = [_speeds(row), _change(row), str(row.get("num_pairs") or "-"), _verdict(row)]
+            figures = [_speeds(row), change(row), str(row.get("num_pairs") or "-"), _verdict(row)]
             figures += [figure(row, name, form) for name, form in further.items()]
             lines.append(f"| {method} | {' | '.join(figures)} |")
     return [*lines, ""]
@@ -87,7 +87,7 @@ def prompt_type_table(rows: Named) -> list[str]:
         category = row["category"]
         if row.get("speedup") is not None and row["num_speculative_tokens"] and category != ALL:
             length = figure(row, "acceptance_length", ".2f")
-            figures = [_speeds(row), _change(row), _verdict(row), length]
+            figures = [_speeds(row), change(row), _verdict(row), length]
             line = f"| {category} | {method} | {' | '.join(figures)} |"
             grouped.setdefault((method, category), []).append(line)
     return [*lines, *chain.from_iterable(grouped.values()), ""] if grouped else []
@@ -96,6 +96,16 @@ def prompt_type_table(rows: Named) -> list[str]:
 def is_served(row: Row) -> bool:
     """False for a method, or a K of it, that the engine refused: its rows have no figures."""
     return row.get("num_requests") is not None
+
+
+def change(row: Row) -> str:
+    """The speed-up of a row as a signed percentage with its interval; a dash without one."""
+    if row.get("speedup") is None:
+        return "-"
+    middle = percent(row["speedup"])
+    if row["speedup_low"] is None:
+        return middle
+    return f"{middle} ({percent(row['speedup_low'])} to {percent(row['speedup_high'])})"
 
 
 def _cell(row: Row) -> str:
@@ -111,15 +121,6 @@ def _speeds(row: Row) -> str:
     """K, baseline and throughput."""
     speeds = (figure(row, f"{name}_tokens_per_s", ".1f") for name in ("reference", "output"))
     return " | ".join([str(row["num_speculative_tokens"]), *speeds])
-
-
-def _change(row: Row) -> str:
-    if row.get("speedup") is None:
-        return "-"
-    change = percent(row["speedup"])
-    if row["speedup_low"] is None:
-        return change
-    return f"{change} ({percent(row['speedup_low'])} to {percent(row['speedup_high'])})"
 
 
 def _verdict(row: Row) -> str:
@@ -141,6 +142,11 @@ def figure(row: Row, name: str, form: str) -> str:
     """A number as text; what was not measured is a dash."""
     value = row.get(name)
     return "-" if value is None else f"{value:{form}}"
+
+
+def cell(text: str) -> str:
+    """A text from elsewhere as a cell: a bar in it would begin another, a line break a row."""
+    return " ".join(text.split()).replace("|", r"\|")
 
 
 def percent(ratio: float) -> str:

@@ -1,9 +1,11 @@
-"""Put the benches side by side and decide: table, plots, summary, decision, MLflow.
+"""Put the benches side by side and decide: table, plots, summary, decision, page, MLflow.
 
 Reads    reports/bench/NAME.json, reports/sampling/NAME.json, reports/hardware.json,
          models/verifier/identity.json; predicted.json, check.json, schedule.json, prepare.json,
-         vocab.json and plots/train.json of reports; decisions.yaml; the last decision.json in Git
+         vocab.json, curves.json, routing.json, train.json and plots/train.json, predicted.json of
+         reports; decisions.yaml; the last decision.json in Git
 Writes   reports/comparison.md          the answer, tables by load, what stands behind them
+         reports/index.html             all of it and what else is known, as one page
          reports/decision.md            every option with its status, evidence and gate
          reports/serve.sh               the command that serves what was decided
          reports/PLOT.svg               every plot as a picture
@@ -27,6 +29,8 @@ from specmill.fidelity import marked
 from specmill.files import read_json, write_atomically, write_json
 from specmill.grounds import Grounds
 from specmill.hand_options import read_decisions
+from specmill.page import page
+from specmill.page_evidence import gather
 from specmill.params_scheduled import scheduled_name
 from specmill.pictures import PICTURES
 from specmill.report import comparison, summary_metrics
@@ -62,6 +66,8 @@ def main() -> None:
         write_atomically(paths.REPORTS / "decision.md", decision_text(record).encode())
         write_atomically(paths.REPORTS / "serve.sh", script.encode())
         stage.write_metrics(paths.DECISION, record)
+        evidence = gather(paths.REPORTS, results, hardware, verifier)
+        write_atomically(paths.REPORTS / "index.html", page(evidence).encode())
         stage.write_metrics(paths.REPORTS / "summary.json", summary_metrics(results))
         sync_results(stage.params.runtime)
 

@@ -1,0 +1,198 @@
+"""Sections of the page with what was known before serving, and how well it was known."""
+
+from collections.abc import Callable
+from typing import Any
+
+from specmill.blocks import (
+    Block,
+    Bullets,
+    Column,
+    Figure,
+    Folded,
+    Heading,
+    Paragraph,
+    blocks,
+    inline,
+    number,
+    of,
+    table,
+)
+from specmill.canvas import Target, measured
+from specmill.heat_maps import plot_speedup_by_k
+from specmill.inline_svg import drawn
+from specmill.page_pictures import plot_check, plot_experts, plot_step_ratio
+from specmill.prediction_section import prediction_section
+from specmill.rows import Row
+from specmill.samples import ALL
+from specmill.tables import change
+
+_PLACE: list[Column] = [
+    ("method", of("method")),
+    ("K", of("k")),
+    ("in flight", of("concurrency")),
+]
+
+
+def prediction_blocks(
+    predicted: dict[str, Any] | None, rows: list[Row], check: dict[str, Any] | None
+) -> list[Block]:
+    """The surface that was predicted from replayed acceptance and step times.
+
+    Args:
+        predicted: reports/predicted.json, or None.
+        rows: reports/plots/predicted.json, drawn as the measured map is.
+        check: reports/check.json, or None: how far predictions were off.
+    """
+    if not predicted:
+        return []
+    found: list[Block] = [Paragraph(inline(_how_predicted(check)))]
+    if predicted["best"]:
+        columns: list[Column] = [*_PLACE, ("predicted change (95% interval)", change)]
+        found.append(table(predicted["best"], "The K predicted to be best", columns))
+    drawable = [row | {"context": 0} for row in measured("speedup", rows)]
+    if drawable:
+        title = "Map of the predicted change of speed by K and requests in flight"
+        overall = [row for row in predicted["rows"] if row["category"] == ALL]
+        columns = [
+            *_PLACE,
+            ("predicted change (95% interval)", change),
+            ("tokens per step", number("tokens_per_step", ".2f")),
+            ("needed to break even", number("break_even_tokens_per_step", ".2f")),
+            ("step time, times as long", number("step_ratio", ".2f")),
+        ]
+        found.append(
+            Figure(
+                drawn(_plot_predicted, drawable, "predicted", title),
+                inline("Before anything was served. All prompt types."),
+                table(overall, title, columns),
+            )
+        )
+    if predicted["better_head"]:
+        title = "What heads of other acceptance would bring"
+        columns = [
+            *_PLACE,
+            ("tokens per step", number("tokens_per_step", ".2f")),
+            ("predicted change (95% interval)", change),
+        ]
+        found.append(Folded(title, [table(predicted["better_head"], title, columns)]))
+    if predicted["without"]:
+        reasons = [f"{name}: {reason}" for name, reason in predicted["without"].items()]
+        found += [Heading("Not predicted"), Bullets([inline(reason) for reason in reasons])]
+    return found
+
+
+def _plot_predicted(rows: list[Row], target: Target) -> None:
+    plot_speedup_by_k(rows, target, "Predicted change of speed")
+
+
+def _how_predicted(check: dict[str, Any] | None) -> str:
+    """What a prediction is made of, and how far predictions were off here."""
+    how = (
+        "Acceptance replayed on recorded answers, times step times measured with a head that need "
+        "not be trained; no bench was read."
+    )
+    error = (check or {}).get("median_absolute_error")
+    if error is None:
+        return f"{how} It was not held against a measurement."
+    return f"{how} Measured afterwards, half of the cells lay within **{error:.1%}** of it (below)."
+
+
+def check_blocks(check: dict[str, Any] | None) -> list[Block]:
+    """Predicted speed-up beside the measured one, replayed acceptance beside the served.
+
+    Args:
+        check: reports/check.json, or None.
+    """
+    found: list[Block] = []
+    if check and check["speed"]:
+        title = "Predicted and measured speed-up of every cell"
+        columns: list[Column] = [
+            *_PLACE,
+            ("prompt type", of("category")),
+            ("predicted (95% interval)", _side("predicted")),
+            ("measured (95% interval)", _side("measured")),
+            ("error", number("error", "+.1%")),
+        ]
+        found.append(
+            Figure(
+                drawn(plot_check, check["speed"], "check", title),
+                inline(
+                    "On the line both are equal. Large: all prompt types; small: one. Hollow: the "
+                    "curves have that K and load; full: they do not, it was interpolated."
+                ),
+                table(check["speed"], title, columns),
+            )
+        )
+    if check:
+        found += blocks(prediction_section(check)[1:], "Predicted and measured")
+    return found
+
+
+def _side(side: str) -> Callable[[Row], Any]:
+    """The predicted or measured change with its interval."""
+    ends = {"speedup": side, "speedup_low": f"{side}_low", "speedup_high": f"{side}_high"}
+    return lambda row: change({name: row[key] for name, key in ends.items()})
+
+
+def cost_blocks(curves: dict[str, Any] | None, routing: dict[str, Any] | None) -> list[Block]:
+    """Step times by K and batch; the experts that a step loads where the verifier has experts.
+
+    Args:
+        curves: reports/curves.json, or None.
+        routing: reports/routing.json, without `windows` of a dense verifier; or None.
+    """
+    found: list[Block] = []
+    if curves:
+        title = "Step time by kind of draft, K and requests in flight"
+        columns: list[Column] = [
+            ("kind of draft", of("kind")),
+            ("K", of("k")),
+            ("in flight", of("batch")),
+            ("step, ms (least to greatest wave)", _step),
+            ("times as long", number("ratio", ".2f")),
+        ]
+        found.append(
+            Figure(
+                drawn(plot_step_ratio, curves["points"], "step-ratio", title),
+                inline(
+                    "A step must bring as many tokens as it takes times as long, or speculation "
+                    "costs. Bars: the least and the greatest wave."
+                ),
+                table(curves["points"], title, columns),
+            )
+        )
+    if routing and "windows" in routing:
+        found += _experts(routing)
+    return found
+
+
+def _step(row: Row) -> str:
+    return f"{row['step_ms']:.1f} ({row['step_ms_low']:.1f} to {row['step_ms_high']:.1f})"
+
+
+def _experts(routing: dict[str, Any]) -> list[Block]:
+    title = "Experts a verification step loads"
+    columns: list[Column] = [
+        ("in flight", of("batch")),
+        ("tokens of each", of("t")),
+        ("experts loaded", number("experts_loaded", ".2f")),
+        ("if tokens were independent", number("upper_bound", ".2f")),
+        ("share", number("ratio", ".0%")),
+    ]
+    text = (
+        f"The verifier is a mixture of {routing['num_experts']} experts a layer, "
+        f"{routing['top_k']} of them for each token. A dense verifier reads the same weights "
+        "whatever K is; this one reads more experts the more tokens a step verifies."
+    )
+    return [
+        Heading("Dense against mixture of experts"),
+        Paragraph(inline(text)),
+        Figure(
+            drawn(plot_experts, routing["windows"], "experts", title),
+            inline(
+                "Full lines: counted in what the verifier's own answers were routed to. Broken "
+                "lines: what as many independent tokens would load."
+            ),
+            table(routing["windows"], title, columns),
+        ),
+    ]
