@@ -136,7 +136,8 @@ def test_every_parameter_is_read_somewhere() -> None:
 
 
 @pytest.mark.parametrize(
-    "profile", ["params.yaml", "profiles/smoke.yaml", "profiles/all-methods.yaml"]
+    "profile",
+    ["params.yaml", "profiles/smoke.yaml", "profiles/all-methods.yaml", "profiles/demo-h200.yaml"],
 )
 def test_params_files_are_valid_and_all_their_rows_can_be_made(profile: str) -> None:
     params = load_params(ROOT / profile)
@@ -163,14 +164,21 @@ def test_the_profile_of_a_mixture_of_experts_serves_nothing_that_has_to_be_train
     assert sorted([params.spec.tokens, *params.spec.sweep]) == [1, 3, 8]
 
 
+def test_the_profile_of_one_gpu_checks_predictions_at_points_that_no_curve_has() -> None:
+    params = load_params(ROOT / "profiles/demo-h200.yaml")
+    assert {params.spec.tokens, *params.spec.sweep} - set(params.curves.tokens) == {2, 5}
+    assert set(params.bench.concurrency) - set(params.curves.batch) == {8, 32}
+
+
 def test_no_profile_is_left_untested() -> None:
     assert {path.name for path in (ROOT / "profiles").glob("*.yaml")} == {
-        "all-methods.yaml", "demo-moe.yaml", "smoke.yaml",
+        "all-methods.yaml", "demo-h200.yaml", "demo-moe.yaml", "smoke.yaml",
     }  # fmt: skip
 
 
 def test_methods_depend_on_spec_exactly_when_they_speculate() -> None:
-    for profile in ("params.yaml", "profiles/all-methods.yaml", "profiles/demo-moe.yaml"):
+    for profile in ("params.yaml", *(f"profiles/{name}.yaml" for name in
+                                     ("all-methods", "demo-h200", "demo-moe"))):  # fmt: skip
         for name, row in load_params(ROOT / profile).methods.items():
             assert row.section == ("bench" if row.method == "none" else "spec"), name
 
