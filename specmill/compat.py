@@ -111,7 +111,7 @@ def server_command(model: Path, port: int, arguments: list[str]) -> list[str]:
     ]
 
 
-def engine_environment(machine: str, cpu_kv_cache_gib: int) -> dict[str, str]:
+def engine_environment(machine: str, cpu_kv_cache_gib: int, start: str = "spawn") -> dict[str, str]:
     """Environment variables every engine is started with, the same for every method.
 
     On a CPU: all cores compute (vLLM reserves one or more for its scheduler, not always the same
@@ -126,8 +126,9 @@ def engine_environment(machine: str, cpu_kv_cache_gib: int) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # a process that has asked torch for its GPUs cannot fork an engine
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        # a process that has asked torch for its GPUs cannot `fork` an engine; a server has not, and
+        # a forked engine need not import everything again (a CPU build spawns whatever is said)
+        "VLLM_WORKER_MULTIPROC_METHOD": start,
         # at 1 the plugin of arctic-inference (suffix decoding) changes every engine
         "ARCTIC_INFERENCE_ENABLED": "0",
     }

@@ -88,7 +88,7 @@ def serve(
     machine = compat.device()
     key = secrets.token_urlsafe(24)
     flags = [*compat.engine_arguments(machine, gpu_memory_utilization), *arguments]
-    environment = os.environ | compat.engine_environment(machine, cpu_kv_cache_gib)
+    environment = os.environ | compat.engine_environment(machine, cpu_kv_cache_gib, "fork")
     environment["VLLM_API_KEY"] = key  # in the environment: a command line is public
     log.parent.mkdir(parents=True, exist_ok=True)
     for attempt in range(_PORT_ATTEMPTS):
