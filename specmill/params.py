@@ -209,8 +209,11 @@ class Runtime(Section):
     """Tokens under way at an engine in extract, asked for and not yet in a shard being filled."""
     extract_endpoints: Annotated[list[str], AfterValidator(_endpoints)]
     """Running servers that share the extraction (specmill.serve_states); [] starts one here."""
+    train_processes: Count
+    """Processes that share each step of train and train_sibling, one GPU each; torchrun by hand
+    says it itself (docs/several-gpus.md)."""
     data_workers: Size
-    """Processes that read training samples; 0 reads them between two steps."""
+    """Processes that read training samples, of each of them; 0 reads between two steps."""
     startup_timeout_s: Count
     """Longest time a server may take to become healthy."""
     request_timeout_s: Count

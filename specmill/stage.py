@@ -15,7 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from specmill import paths
+from specmill import paths, processes
 from specmill.files import locked, machine_lock, write_json
 from specmill.params import Params
 from specmill.params_file import load_params
@@ -50,21 +50,26 @@ class Stage:
 
 
 @contextlib.contextmanager
-def open_stage(name: str, sections: list[str], *, measures: bool = False) -> Iterator[Stage]:
+def open_stage(
+    name: str, sections: list[str], *, measures: bool = False, spread: bool = False
+) -> Iterator[Stage]:
     """Run a stage's body.
 
     Args:
         name: The stage as dvc.yaml calls it, e.g. `train` or `bench@ngram`.
         sections: The params sections it lists in dvc.yaml; logged to MLflow.
         measures: The stage has the machine alone: no other stage of any repository runs then.
+        spread: Run it as `runtime.train_processes` processes; the body is run by each of them, and
+            only the first one has an MLflow run (specmill.processes).
 
     Two executions of one stage wait for each other. SIGTERM raises SystemExit, so that servers are
     stopped and finished work is kept. What a user can mend ends the process with its message and
     status 1, without a traceback.
     """
     show_help()
+    is_first = processes.rank() == 0
     logging.basicConfig(
-        level=os.environ.get("SPECMILL_LOG_LEVEL", "INFO"),
+        level=os.environ.get("SPECMILL_LOG_LEVEL", "INFO" if is_first else "WARNING"),
         format="%(asctime)s %(name)s %(levelname)s %(message)s",
         datefmt="%H:%M:%S",
         stream=sys.stderr,
@@ -75,14 +80,21 @@ def open_stage(name: str, sections: list[str], *, measures: bool = False) -> Ite
     asked = started = time.monotonic()
     try:
         params = load_params(paths.PARAMS)
+        if spread:
+            processes.spread(params.runtime.train_processes, "runtime.train_processes")
         logged = params.model_dump(mode="json", include=set(sections))
         with (
             # what a killed DVC left running must not write beside its successor
-            locked(paths.CACHE / "locks" / name),
+            locked(paths.CACHE / "locks" / name) if is_first else contextlib.nullcontext(),
             machine_lock(alone=measures),
         ):
             waited_s = round(time.monotonic() - asked, 1)
-            with track(paths.ROOT, name, logged, params.runtime.tracking_uri) as tracker:
+            tracking = (
+                track(paths.ROOT, name, logged, params.runtime.tracking_uri)
+                if is_first
+                else contextlib.nullcontext(Tracker(None, "", None))
+            )
+            with tracking as tracker:
                 started = time.monotonic()
                 yield Stage(name, params, tracker, waited_s)
     except (ValueError, RuntimeError, OSError, ModuleNotFoundError, SafetensorError) as error:

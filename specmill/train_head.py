@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from specmill import compat, paths
+from specmill import compat, paths, processes
+from specmill.distributed import one_after_the_first, process_group
 from specmill.files import digest, read_json, write_json
 from specmill.head import curves, expected_length, export_head
 from specmill.params import Train
@@ -23,6 +24,8 @@ from specmill.vocab import load_tables, tables_digest
 def train_head(stage: Stage, chosen: Train, head: Path, plots: Path, metrics: Path) -> None:
     """Train on the verifier's states; write the best epoch and what every epoch reached.
 
+    Of several processes (specmill.processes) every one trains and the first one writes.
+
     Args:
         stage: The running stage.
         chosen: What to train and how.
@@ -35,7 +38,10 @@ def train_head(stage: Stage, chosen: Train, head: Path, plots: Path, metrics: Pa
     """
     samples = read_splits(chosen)
     verifier, view = read_json(paths.HEAD_IDENTITY), StateView(paths.HIDDEN_STATES)
-    best, epochs = fit_head(stage, chosen, samples, verifier, paths.VERIFIER_HEAD, view, head)
+    with process_group():
+        best, epochs = fit_head(stage, chosen, samples, verifier, paths.VERIFIER_HEAD, view, head)
+    if processes.rank() > 0:
+        return
     write_json(plots, curves(epochs))
     stage.write_metrics(
         metrics,
@@ -119,12 +125,14 @@ def fit_head(
             runtime.request_timeout_s,
         )
 
-    training, heldout = map(stored, samples)
+    with one_after_the_first():  # finds what that has written
+        training, heldout = map(stored, samples)
     model = build_draft_model(verifier_head, list(view.spec.layer_ids[:-1]), *tables, chosen)
     best, epochs = train(
         model, training, heldout, chosen, checkpoints, stage.log_epoch, runtime.data_workers
     )
-    export_head(best, head, verifier["name"], provenance | code_state())
+    if processes.rank() == 0:
+        export_head(best, head, verifier["name"], provenance | code_state())
     return best, epochs
 
 

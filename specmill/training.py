@@ -11,7 +11,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +19,28 @@ import numpy as np
 import torch
 from speculators.train.checkpointer import SingleGPUCheckpointer
 from speculators.train.cli import create_transformer_layer_config
-from speculators.train.data import CollateFn
-from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
+from speculators.train.distributed import get_rank, get_world_size
 from speculators.train.trainer import Trainer, TrainerConfig
-from torch.utils.data import DataLoader
 from transformers import set_seed
 
 from specmill import compat
 from specmill.draft_types import TYPES
 from specmill.files import read_json, write_json
 from specmill.head import best_epoch, worth
+from specmill.loading import make_loader
 from specmill.muon import without_emulation
 from specmill.params import Train
 from specmill.replayed import Replayed
+from specmill.shares import from_all, weigh_losses
 from specmill.transfer import StoredSamples
 
 logger = logging.getLogger(__name__)
 
 _EPOCH = "epoch.json"
 """Held-out metrics of an epoch; written last, so an epoch that has it is complete."""
+
+_APART = 2**20
+"""Between the seeds of two processes: more than a training has epochs."""
 
 EpochCallback = Callable[[int, dict[str, float]], None]
 
@@ -120,6 +123,12 @@ class _Trainer(Trainer):
         self._on_epoch = on_epoch
         super().__init__(*args)
 
+    def setup_model(self) -> None:
+        self._alone = self.model  # without what wraps it for several processes
+        super().setup_model()
+        if self.is_distributed:
+            weigh_losses(self._alone)
+
     def setup_trainer(self) -> None:
         self.checkpointer = _ExactCheckpointer(self.config.save_path)
         if compat.device() == "cpu":
@@ -128,12 +137,13 @@ class _Trainer(Trainer):
         super().setup_trainer()
 
     def train_epoch(self, epoch: int, **options: Any) -> None:
-        set_seed(self._seed + epoch)  # a resumed training drops and masks what it would have
+        # a resumed training drops and masks what it would have; each process something else
+        set_seed(self._seed + epoch + _APART * self.rank)
         super().train_epoch(epoch, **options)
 
     def val_epoch(self, epoch: int) -> dict[str, float]:
         set_seed(self._seed)  # every epoch is asked for the same positions
-        with Replayed(self.model) if self._replays else contextlib.nullcontext() as replayed:
+        with Replayed(self._alone) if self._replays else contextlib.nullcontext() as replayed:
             metrics = super().val_epoch(epoch)
         if not math.isfinite(metrics["loss_epoch"]):
             raise ValueError(
@@ -141,76 +151,28 @@ class _Trainer(Trainer):
                 f"diverged; lower train.lr ({self.config.lr})"
             )
         if replayed is not None:
+            replayed.runs = from_all(replayed.runs)
             metrics |= replayed.lengths()
+        if self.rank == 0:
+            self._report(epoch, metrics)
+        return metrics
+
+    def _report(self, epoch: int, metrics: dict[str, float]) -> None:
         write_json(self.checkpointer.path / str(epoch) / _EPOCH, metrics)
         logger.info(
             "epoch %d of %d: held-out loss %.3f, %s %.3f",
             epoch + 1,
             self.config.num_epochs,
             metrics["loss_epoch"],
-            "expected length" if replayed is None else "replayed acceptance length",
+            "replayed acceptance length" if self._replays else "expected length",
             worth(metrics),
         )
         self._on_epoch(epoch, metrics)
-        return metrics
 
     def maybe_update_best(self, epoch: int, val_metrics: dict[str, float] | None) -> None:
         """Link the best epoch so far; speculators' own goes by the loss."""
-        self.checkpointer.update_best_symlink(best_epoch(_epochs(self.checkpointer.path, epoch)))
-
-
-class Loader(DataLoader):
-    """A DataLoader that knows how long it was waited for."""
-
-    waited_s = 0.0
-
-    def __iter__(self) -> Iterator[Any]:
-        batches = super().__iter__()
-        while True:
-            asked = time.monotonic()
-            batch = next(batches, None)
-            self.waited_s += time.monotonic() - asked
-            if batch is None:
-                return
-            yield batch
-
-
-def make_loader(
-    data: StoredSamples, chosen: Train, hidden_size: int, num_aux: int, workers: int
-) -> Loader:
-    """Packed batches of `train.tokens_per_step` tokens, in an order drawn from `train.seed`.
-
-    Args:
-        data: The samples.
-        chosen: Parameters of training.
-        hidden_size: Of the verifier.
-        num_aux: Number of aux layers.
-        workers: Processes that read ahead; 0 reads between two steps.
-    """
-    sampler = MultipackDistributedBatchSamplerV2(
-        batch_max_length=chosen.tokens_per_step,
-        lengths=data.approx_lengths,
-        num_replicas=1,
-        rank=0,
-        seed=chosen.seed,
-    )
-    collate = CollateFn(
-        chosen.tokens_per_step,
-        hidden_size,
-        num_target_layers=num_aux,
-        dtype=data.hidden_states_dtype,
-        preprocess=TYPES[chosen.type].shift,
-    )
-    return Loader(
-        data,
-        batch_sampler=sampler,
-        collate_fn=collate,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        # a process that holds a GPU or threads must not be forked
-        multiprocessing_context="spawn" if workers else None,
-        pin_memory=compat.device() == "cuda",
-    )
+        best = best_epoch(_epochs(self.checkpointer.path, epoch)) if self.rank == 0 else epoch
+        self.checkpointer.update_best_symlink(best)
 
 
 def train(
@@ -224,6 +186,9 @@ def train(
 ) -> tuple[Path, list[dict[str, float]]]:
     """Train, resuming from the last complete epoch in `checkpoints`.
 
+    Several processes (specmill.compat.process_group) share every step; each has the same
+    arguments, sees the same folder, and only the first one calls `on_epoch`.
+
     Returns:
         The folder of the best epoch (`specmill.head.worth`), and every epoch's held-out metrics.
     """
@@ -231,11 +196,14 @@ def train(
         logger.warning(
             "train.tokens_per_step cuts %d of %d samples", training.num_cut, len(training)
         )
-    _drop_incomplete(checkpoints)
+    if get_rank() == 0:
+        _drop_incomplete(checkpoints)
+    from_all([])  # the others wait for that
+    share = chosen.tokens_per_step // get_world_size()
     train_kwargs, val_kwargs = model.get_trainer_kwargs(
         loss_fn=chosen.loss,
         loss_implementation=compat.loss_implementation(compat.device()),
-        **TYPES[chosen.type].steps(chosen),
+        **TYPES[chosen.type].steps(chosen.model_copy(update={"tokens_per_step": share})),
     )
     config = TrainerConfig(
         lr=chosen.lr,

@@ -17,7 +17,7 @@ from specmill.train_head import train_head
 
 def main() -> None:
     """Run the stage."""
-    with open_stage("train", ["train"]) as stage:
+    with open_stage("train", ["train"], spread=True) as stage:
         train_head(
             stage,
             stage.params.train,

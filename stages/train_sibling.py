@@ -20,7 +20,7 @@ from specmill.train_head import train_head
 
 def main(name: str) -> None:
     """Run the stage for the entry `name` of `siblings`."""
-    with open_stage(f"train_sibling@{name}", ["train", "siblings"]) as stage:
+    with open_stage(f"train_sibling@{name}", ["train", "siblings"], spread=True) as stage:
         sibling = entry("siblings", stage.params.siblings, name)
         train_head(
             stage,

@@ -28,6 +28,7 @@ FRAME = {
     "specmill/params_imported.py",
     "specmill/params_scheduled.py",
     "specmill/paths.py",
+    "specmill/processes.py",
     "specmill/revision.py",
     "specmill/section.py",
     "specmill/stage.py",

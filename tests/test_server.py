@@ -223,6 +223,7 @@ RUNTIME = Runtime(
     request_concurrency=1,
     extract_window=1,
     extract_endpoints=[],
+    train_processes=1,
     data_workers=0,
     startup_timeout_s=30,
     request_timeout_s=30,

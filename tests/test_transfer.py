@@ -16,11 +16,11 @@ import torch
 from datasets import Dataset
 from hs_connectors import HiddenStatesBackend
 
+from specmill.loading import make_loader
 from specmill.manifest import write_manifest
 from specmill.samples import Sample
 from specmill.shards import FP8, StateSpec
 from specmill.states import quantise, stage
-from specmill.training import make_loader
 from specmill.transfer import StoreBackend, StoredSamples, StoreTransfer
 from specmill.view import StateView
 from tests.test_training import CHOSEN, HIDDEN_SIZE, SPEC, make_view, random_samples, stored

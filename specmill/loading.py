@@ -1,0 +1,62 @@
+"""Batches of a training, read and packed ahead of it."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from specmill import compat
+from specmill.draft_types import TYPES
+from specmill.params import Train
+from specmill.shares import CollateShare, SharedBatches
+from specmill.transfer import StoredSamples
+
+
+class Loader(DataLoader):
+    """A DataLoader that knows how long it was waited for."""
+
+    waited_s = 0.0
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = super().__iter__()
+        while True:
+            asked = time.monotonic()
+            batch = next(batches, None)
+            self.waited_s += time.monotonic() - asked
+            if batch is None:
+                return
+            yield batch
+
+
+def make_loader(
+    data: StoredSamples, chosen: Train, hidden_size: int, num_aux: int, workers: int
+) -> Loader:
+    """Packed batches of `train.tokens_per_step` tokens, in an order drawn from `train.seed`.
+
+    Of several processes, this one's share of them (specmill.shares).
+
+    Args:
+        data: The samples.
+        chosen: Parameters of training.
+        hidden_size: Of the verifier.
+        num_aux: Number of aux layers.
+        workers: Processes that read ahead; 0 reads between two steps.
+    """
+    collate = CollateShare(
+        chosen.tokens_per_step,
+        hidden_size,
+        num_target_layers=num_aux,
+        dtype=data.hidden_states_dtype,
+        preprocess=TYPES[chosen.type].shift,
+    )
+    return Loader(
+        data,
+        batch_sampler=SharedBatches(chosen.tokens_per_step, data.approx_lengths, chosen.seed),
+        collate_fn=collate,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        # a process that holds a GPU or threads must not be forked
+        multiprocessing_context="spawn" if workers else None,
+        pin_memory=compat.device() == "cuda",
+    )
