@@ -30,13 +30,14 @@ import numpy as np
 from datasets import Dataset
 
 from specmill import compat, paths
-from specmill.engines import extraction_settings, local_engine, work_at, work_here
+from specmill.engine_flags import server_flags
+from specmill.engines import local_engine, work_at, work_here
+from specmill.extract_engines import extraction_settings
 from specmill.files import read_json, write_json
 from specmill.layers import states_of
 from specmill.params import Runtime
 from specmill.params_file import load_params
 from specmill.samples import Sample, read_samples
-from specmill.serve_states import server_flags
 from specmill.server import serve
 from specmill.shards import StateSpec
 from specmill.staging import Work

@@ -93,7 +93,13 @@ def _measure(
     beside = bench.reference == "beside"
     logger.info("%s", describe(phases, rounds, beside, bench.max_tokens, pace))
     start = server_starter(
-        name, model_path(paths.VERIFIER), verifier, bench, runtime, paths.ROOT / "logs"
+        name,
+        model_path(paths.VERIFIER),
+        verifier,
+        bench,
+        stage.params.parallel,
+        runtime,
+        paths.ROOT / "logs",
     )
     room = verifier["max_model_len"] - bench.max_tokens
     warmup = warmup_prompts(prompts, max(bench.context), room)
@@ -108,6 +114,7 @@ def _cache(stage: Stage, inputs: dict[str, Any]) -> CellCache:
     runtime = stage.params.runtime
     machine = {
         "bench": stage.params.bench.model_dump(),
+        "parallel": stage.params.parallel.model_dump(),
         "hardware": read_json(paths.HARDWARE),
         # no stage depends on these, but an engine with less room may preempt requests
         "memory": [runtime.cpu_kv_cache_gib, runtime.gpu_memory_utilization],
@@ -119,6 +126,7 @@ def _provenance(stage: Stage) -> dict[str, Any]:
     return code_state() | {
         "versions": compat.engine_versions(),
         "reference": stage.params.bench.reference,
+        "parallel": stage.params.parallel.model_dump(),
         "waited_s": stage.waited_s,
         "busy_cores_before": round(psutil.cpu_percent(1.0) / 100 * psutil.cpu_count(), 2),
     }

@@ -149,7 +149,8 @@ class Client:
         return {int(name.removeprefix("token_id:")): value for name, value in likely.items()}
 
     async def counters(self) -> dict[str, float]:
-        """The engine's cumulative counters of speculation and steps.
+        """The engine's cumulative counters of speculation and steps; sums of several (data
+        parallelism), which each have their own.
 
         Returns:
             `num_drafts`, `num_draft_tokens`, `num_accepted_tokens`, `accepted_at_0` ... and
@@ -165,11 +166,14 @@ class Client:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if family.name in names and sample.name.endswith("_total"):
-                    found[names[family.name]] = sample.value
+                    name = names[family.name]
                 elif family.name == compat.SPEC_PER_POSITION and sample.name.endswith("_total"):
-                    found[f"accepted_at_{sample.labels['position']}"] = sample.value
+                    name = f"accepted_at_{sample.labels['position']}"
                 elif sample.name == f"{compat.ENGINE_STEPS}_count":
-                    found["engine_steps"] = sample.value
+                    name = "engine_steps"
+                else:
+                    continue
+                found[name] = found.get(name, 0) + sample.value
         return found
 
 

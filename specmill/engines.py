@@ -1,24 +1,21 @@
-"""The engines that compute hidden states: one inside this process, or running servers.
-
-Eager mode: prefill gains nothing from compilation that would be worth its start. Prefix caching is
-off because a cache hit leaves the hidden states of the hit out (vllm#44485); chunked prefill is off
-for the same reason. Everything here depends on the engine's version (specmill.compat, TESTED).
-"""
+"""The engines that compute hidden states: one inside this process, or running servers."""
 
 import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from specmill import compat
+from specmill import compat, paths
+from specmill.engine_flags import parallel_settings
+from specmill.extract_engines import extraction_settings, own_servers
 from specmill.params import Runtime
+from specmill.params_parallel import Parallel
 from specmill.samples import Sample
 from specmill.shards import StateSpec
 from specmill.staging import Work, being_written
@@ -28,22 +25,27 @@ logger = logging.getLogger(__name__)
 
 _HERE = "this process"
 _MOMENT_S = 0.02
-_BUDGET = 8192  # tokens a step; more gains nothing on a CPU or on an H200
 
 
 _DIED = "the engine died ({}); what it had finished is kept, run the same command again"
 
 
 def engines(
-    spec: StateSpec, folder: Path, staging: Path, verifier: dict[str, Any], runtime: Runtime
+    spec: StateSpec,
+    folder: Path,
+    staging: Path,
+    verifier: dict[str, Any],
+    parallel: Parallel,
+    runtime: Runtime,
 ) -> Callable[[Work], None]:
-    """What does the work: the servers in runtime.extract_endpoints, or an engine in here.
+    """What does the work: the servers in runtime.extract_endpoints, our own, or an engine in here.
 
     Args:
         spec: What is kept.
         folder: Where the verifier is kept.
         staging: Receives the states.
         verifier: Its identity.json.
+        parallel: Of params.yaml.
         runtime: Of params.yaml.
     """
 
@@ -51,41 +53,17 @@ def engines(
         if runtime.extract_endpoints:
             work_at(runtime.extract_endpoints, work, runtime.request_timeout_s)
             return
+        model = model_path(folder)
         settings = extraction_settings(spec, staging, verifier)
-        with local_engine(model_path(folder), settings, runtime) as engine:
+        settings |= parallel_settings(model, verifier, parallel)
+        if runtime.extract_engines > 1:
+            with own_servers(model, settings, runtime, paths.ROOT / "logs") as keys:
+                work_at(list(keys), work, runtime.request_timeout_s, keys)
+            return
+        with local_engine(model, settings, runtime) as engine:
             work_here(engine, work)
 
     return run
-
-
-def extraction_settings(spec: StateSpec, staging: Path, verifier: dict[str, Any]) -> dict[str, Any]:
-    """Engine arguments with which vLLM stages hidden states, under the names of its `LLM`."""
-    max_model_len = verifier["max_model_len"]
-    return {
-        "dtype": verifier["dtype"],
-        "max_model_len": max_model_len,
-        "max_num_batched_tokens": max(max_model_len, _BUDGET),
-        "enforce_eager": True,
-        "enable_prefix_caching": False,
-        "enable_chunked_prefill": False,
-        "speculative_config": {
-            "method": "extract_hidden_states",
-            "num_speculative_tokens": 1,
-            "draft_model_config": {
-                "hf_config": {"eagle_aux_hidden_state_layer_ids": list(spec.layer_ids)},
-            },
-        },
-        "kv_transfer_config": {
-            "kv_connector": "HiddenStatesConnector",
-            "kv_connector_module_path": "specmill.connector",
-            "kv_role": "kv_producer",
-            "kv_connector_extra_config": {
-                "shared_storage_path": str(staging.absolute()),
-                "states": asdict(spec),
-                "num_writer_threads": 4,  # more of them hold up the engine's own Python
-            },
-        },
-    }
 
 
 @contextlib.contextmanager
@@ -121,19 +99,24 @@ def work_here(engine: Any, work: Work) -> None:
     _supervise(work, lambda: _drive_here(engine, work), check_alive)
 
 
-def work_at(endpoints: list[str], work: Work, timeout_s: float) -> None:
+def work_at(
+    endpoints: list[str], work: Work, timeout_s: float, keys: Mapping[str, str] | None = None
+) -> None:
     """Let running servers share the work; what one that dies had under way goes to the others.
 
     Args:
         endpoints: Base URLs, started by `python -m specmill.serve_states`.
         work: The samples.
         timeout_s: Longest time one request may take; a server that takes longer counts as dead.
+        keys: API key by base URL; None takes SPECMILL_API_KEY, if there is one, for all.
 
     Raises:
         ValueError: when a server refuses a request, or is not there at the start.
         RuntimeError: when none is left.
     """
-    _supervise(work, lambda: asyncio.run(_drive_servers(endpoints, work, timeout_s)), lambda: None)
+    shared = os.environ.get(compat.API_KEY, "")
+    keys = keys or dict.fromkeys(endpoints, shared)
+    _supervise(work, lambda: asyncio.run(_drive_servers(keys, work, timeout_s)), lambda: None)
 
 
 def _supervise(work: Work, drive: Callable[[], None], check_alive: Callable[[], None]) -> None:
@@ -173,9 +156,9 @@ def _drive_here(engine: Any, work: Work) -> None:
         raise RuntimeError(_DIED.format(error)) from None
 
 
-async def _drive_servers(endpoints: list[str], work: Work, timeout_s: float) -> None:
+async def _drive_servers(keys: Mapping[str, str], work: Work, timeout_s: float) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        clients = {url: await _connect(stack, url, timeout_s) for url in endpoints}
+        clients = {url: await _connect(stack, url, key, timeout_s) for url, key in keys.items()}
         try:
             async with asyncio.TaskGroup() as group:
                 for url, client in clients.items():
@@ -190,10 +173,9 @@ async def _drive_servers(endpoints: list[str], work: Work, timeout_s: float) -> 
 
 
 async def _connect(
-    stack: contextlib.AsyncExitStack, url: str, timeout_s: float
+    stack: contextlib.AsyncExitStack, url: str, key: str, timeout_s: float
 ) -> httpx.AsyncClient:
     """A client of a server that is there."""
-    key = os.environ.get(compat.API_KEY)
     try:
         client = httpx.AsyncClient(
             base_url=url,

@@ -12,8 +12,10 @@ from typing import Any
 from specmill import compat
 from specmill.cells import warm_up
 from specmill.client import Client
+from specmill.engine_flags import parallel_flags
 from specmill.params import Runtime
 from specmill.params_bench import Bench
+from specmill.params_parallel import Parallel
 from specmill.plan import Run
 from specmill.section import DoesNotFit
 from specmill.server import EngineRefused, Server, serve
@@ -27,6 +29,7 @@ def server_starter(
     model: Path,
     verifier: dict[str, Any],
     bench: Bench,
+    parallel: Parallel,
     runtime: Runtime,
     logs: Path,
     further: Mapping[str, list[str]] | None = None,
@@ -36,7 +39,7 @@ def server_starter(
     Two engines side by side get half of the GPU memory each. `further` holds flags of single
     servers, by the label of their run.
     """
-    flags = compat.verifier_arguments(verifier)
+    flags = compat.verifier_arguments(verifier) + parallel_flags(model, verifier, parallel)
     if bench.enforce_eager:
         flags.append("--enforce-eager")
     share = runtime.gpu_memory_utilization / (2 if bench.reference == "beside" else 1)

@@ -17,6 +17,7 @@ from specmill.extract import extract_missing
 from specmill.noise import noised
 from specmill.params import Runtime
 from specmill.params_heads import ForeignHead
+from specmill.params_parallel import Parallel
 from specmill.samples import Sample
 from specmill.shards import StateSpec
 from specmill.store import HiddenStateStore
@@ -36,6 +37,7 @@ def noised_states(
     *,
     store: Path,
     staging: Path,
+    parallel: Parallel,
     runtime: Runtime,
 ) -> tuple[dict[str, Any], StateView]:
     """What a noised copy's hidden states are where the verifier's answers are put in its mouth.
@@ -50,6 +52,7 @@ def noised_states(
             view of its states (`view`).
         store: Folder of the store, where the states stay.
         staging: As for `extract_missing`.
+        parallel: Of params.yaml.
         runtime: Its extract_endpoints are not asked: they serve the verifier.
 
     Returns:
@@ -64,7 +67,7 @@ def noised_states(
             samples,
             spec,
             held,
-            engines(spec, scratch / "model", staging, identity, here),
+            engines(spec, scratch / "model", staging, identity, parallel, here),
             shard_bytes=_SHARD_BYTES,
             staging=staging,
             window=runtime.extract_window,

@@ -23,6 +23,7 @@ from specmill.params_heads import (
     SpoiledHead,
 )
 from specmill.params_imported import Imported, check_names
+from specmill.params_parallel import Parallel
 from specmill.params_scheduled import Scheduled, check_scheduled
 from specmill.section import Count, Section, Seed, Size
 
@@ -209,6 +210,9 @@ class Runtime(Section):
     """Tokens under way at an engine in extract, asked for and not yet in a shard being filled."""
     extract_endpoints: Annotated[list[str], AfterValidator(_endpoints)]
     """Running servers that share the extraction (specmill.serve_states); [] starts one here."""
+    extract_engines: Count
+    """Engines that extract starts on this machine, each on GPUs of its own, where no endpoints are
+    given."""
     train_processes: Count
     """Processes that share each step of train and train_sibling, one GPU each; torchrun by hand
     says it itself (docs/several-gpus.md)."""
@@ -230,6 +234,7 @@ class Params(Section):
     verifier: Verifier
     prepare: Prepare
     extract: Extract
+    parallel: Parallel
     vocab: Vocab
     train: Train
     siblings: dict[str, Sibling]

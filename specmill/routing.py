@@ -22,8 +22,10 @@ from typing import Any
 import numpy as np
 
 from specmill import compat
+from specmill.engine_flags import parallel_settings
 from specmill.engines import local_engine
 from specmill.params import Runtime
+from specmill.params_parallel import Parallel
 from specmill.samples import Sample
 
 NUM_ANSWERS = 32
@@ -64,7 +66,11 @@ def pick_answers(samples: list[Sample], max_model_len: int) -> list[Sample]:
 
 
 def routed_experts(
-    model: Path, verifier: dict[str, Any], samples: list[Sample], runtime: Runtime
+    model: Path,
+    verifier: dict[str, Any],
+    samples: list[Sample],
+    parallel: Parallel,
+    runtime: Runtime,
 ) -> list[np.ndarray]:
     """Experts that an engine routes the tokens of recorded answers to.
 
@@ -88,6 +94,7 @@ def routed_experts(
             else {"worker_extension_cls": "specmill.routed_worker.RoutedWorker"}
         ),
     }
+    settings |= parallel_settings(model, verifier, parallel)
     with local_engine(model, settings, runtime) as engine:
         if not tells:
             engine.collective_rpc("listen_to_routers")

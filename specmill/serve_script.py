@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from specmill import compat, paths
+from specmill.engine_flags import server_flags
 from specmill.params import Method, Runtime
 from specmill.params_bench import Bench
+from specmill.params_parallel import Parallel
 from specmill.schedule import scheduled_config
 
 PORT = 8000
@@ -38,6 +40,7 @@ def serve_script(
     verifier: dict[str, Any],
     hardware: dict[str, Any],
     bench: Bench,
+    parallel: Parallel,
     runtime: Runtime,
 ) -> str:
     """A POSIX shell script.
@@ -48,6 +51,7 @@ def serve_script(
         verifier: identity.json.
         hardware: reports/hardware.json.
         bench: Whether engines were compiled.
+        parallel: Section of params.yaml; the report is made where no GPU need be.
         runtime: Memory of an engine.
 
     Raises:
@@ -56,6 +60,7 @@ def serve_script(
     machine = machine_of(hardware)
     flags = [*compat.engine_arguments(machine, runtime.gpu_memory_utilization)]
     flags += compat.verifier_arguments(verifier)
+    flags += server_flags(parallel.model_dump(exclude_defaults=True))
     if bench.enforce_eager:
         flags.append("--enforce-eager")
     served, greedy = record["deploy"], record["deploy_greedy"]

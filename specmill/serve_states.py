@@ -10,32 +10,19 @@ SPECMILL_API_KEY in the environment of both is asked for and sent as the key.
 """
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from specmill import compat, paths
-from specmill.engines import extraction_settings
+from specmill.engine_flags import parallel_flags, server_flags
+from specmill.extract_engines import extraction_settings
 from specmill.files import read_json
 from specmill.layers import states_of
 from specmill.params_file import load_params
 from specmill.verifier import model_path
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-def server_flags(settings: dict[str, Any]) -> list[str]:
-    """Engine settings (specmill.engines) as flags of vLLM's server."""
-    flags = []
-    for name, value in settings.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(f"--{'' if value else 'no-'}{flag}")
-        else:
-            flags += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
-    return flags
 
 
 def main() -> None:
@@ -70,17 +57,19 @@ def _command(host: str, port: int, staging: Path) -> tuple[list[str], dict[str, 
     params, verifier = load_params(paths.PARAMS), read_json(paths.IDENTITY)
     runtime, machine = params.runtime, compat.device()
     spec = states_of(verifier, params.extract.aux_layer_ids, params.extract.dtype)
+    model = model_path(paths.VERIFIER)
     staging.mkdir(parents=True, exist_ok=True)
     flags = [
         *compat.engine_arguments(machine, runtime.gpu_memory_utilization),
         *server_flags(extraction_settings(spec, staging, verifier)),
+        *parallel_flags(model, verifier, params.parallel),
         "--disable-uvicorn-access-log",
         *("--host", host),
     ]
     environment = os.environ | compat.engine_environment(machine, runtime.cpu_kv_cache_gib)
     if key:
         environment["VLLM_API_KEY"] = key
-    return compat.server_command(model_path(paths.VERIFIER), port, flags), environment
+    return compat.server_command(model, port, flags), environment
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import httpx
 import psutil
@@ -59,8 +60,26 @@ class EngineRefused(RuntimeError):
         """The last error in its log, one line."""
 
 
+class Limits(TypedDict):
+    """Of `starting`, what is given by name."""
+
+    cpu_kv_cache_gib: int
+    gpu_memory_utilization: float
+    startup_timeout_s: int
+    label: str
+
+
 @contextlib.contextmanager
 def serve(
+    model: Path, arguments: list[str], log: Path, **options: Unpack[Limits]
+) -> Iterator[Server]:
+    """Serve `model` on a free loopback port behind a random API key; as `starting`, and waits."""
+    with starting(model, arguments, log, **options) as wait:
+        yield wait()
+
+
+@contextlib.contextmanager
+def starting(
     model: Path,
     arguments: list[str],
     log: Path,
@@ -69,8 +88,9 @@ def serve(
     gpu_memory_utilization: float,
     startup_timeout_s: int,
     label: str,
-) -> Iterator[Server]:
-    """Serve `model` on a free loopback port behind a random API key.
+    gpus: Sequence[str] = (),
+) -> Iterator[Callable[[], Server]]:
+    """Start to serve `model`, so that several servers can start at a time.
 
     Args:
         model: Folder of the verifier.
@@ -80,6 +100,10 @@ def serve(
         gpu_memory_utilization: Share of GPU memory the engine may take.
         startup_timeout_s: Longest time until the server must be healthy, seconds.
         label: Shown while the server starts.
+        gpus: What it sees of the GPUs, as CUDA_VISIBLE_DEVICES names them; () shows it all.
+
+    Yields:
+        A function that waits until the server is healthy.
 
     Raises:
         EngineRefused: when the server ends by itself; quotes its last lines.
@@ -90,26 +114,36 @@ def serve(
     flags = [*compat.engine_arguments(machine, gpu_memory_utilization), *arguments]
     environment = os.environ | compat.engine_environment(machine, cpu_kv_cache_gib, "fork")
     environment["VLLM_API_KEY"] = key  # in the environment: a command line is public
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     log.parent.mkdir(parents=True, exist_ok=True)
-    for attempt in range(_PORT_ATTEMPTS):
-        port = _free_port()
-        process = _start(compat.server_command(model, port, flags), environment, log)
-        try:
-            started = time.monotonic()
-            url = f"http://127.0.0.1:{port}"
-            try:
-                _wait_until_healthy(process, url, log, startup_timeout_s, label)
-            except RuntimeError:
-                # a free port can be taken before the server has it
-                if compat.PORT_IN_USE in _tail(log) and attempt + 1 < _PORT_ATTEMPTS:
-                    continue
-                raise
-            startup_s = time.monotonic() - started
-            with _resumed_when_orphaned(process.pid):
-                yield Server(url, key, log, startup_s, process.pid)
-            return
-        finally:
-            _stop(process)
+    with contextlib.ExitStack() as stack:
+
+        def start() -> tuple[int, subprocess.Popen[bytes]]:
+            port = _free_port()
+            process = _start(compat.server_command(model, port, flags), environment, log)
+            stack.callback(_stop, process)
+            return port, process
+
+        started = time.monotonic()
+        first = start()
+
+        def wait() -> Server:
+            port, process = first
+            for attempt in range(1, _PORT_ATTEMPTS + 1):
+                url = f"http://127.0.0.1:{port}"
+                try:
+                    _wait_until_healthy(process, url, log, startup_timeout_s, label)
+                    break
+                except RuntimeError:
+                    # a free port can be taken before the server has it
+                    if compat.PORT_IN_USE not in _tail(log) or attempt == _PORT_ATTEMPTS:
+                        raise
+                port, process = start()
+            stack.enter_context(_resumed_when_orphaned(process.pid))
+            return Server(url, key, log, time.monotonic() - started, process.pid)
+
+        yield wait
 
 
 def _start(command: list[str], environment: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":

@@ -6,7 +6,7 @@ Writes   data/bench/NAME/               requests.parquet (one row each), cells.j
                                         are made of
 Plots    reports/bench/NAME.json        rows by K, load, context and category; engine facts; or why
                                         the method cannot serve this verifier
-Params   bench, methods.NAME, and spec for a speculating method
+Params   bench, parallel, methods.NAME, and spec for a speculating method
 
 Run      dvc repro bench@NAME           (python -m stages.bench NAME)
 """
@@ -22,7 +22,7 @@ from specmill.stage import open_stage
 
 def main(name: str) -> None:
     """Run the stage for the entry `name` of `methods`."""
-    with open_stage(f"bench@{name}", ["bench"], measures=True) as stage:
+    with open_stage(f"bench@{name}", ["bench", "parallel"], measures=True) as stage:
         method, spec = entry("methods", stage.params.methods, name), stage.params.spec
         stage.log_section(method.section)
         ks = list(dict.fromkeys([spec.tokens, *spec.sweep]))

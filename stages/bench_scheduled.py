@@ -5,7 +5,7 @@ Reads    reports/schedule.json          K by requests in flight
          models/verifier, reports/hardware.json, the row's head
 Writes   data/bench/NAME_scheduled/     as bench@NAME
 Plots    reports/bench/NAME_scheduled.json  as bench@NAME, with `schedule`; K is the largest drafted
-Params   bench, methods.NAME, scheduled.NAME
+Params   bench, parallel, methods.NAME, scheduled.NAME
 
 Run      dvc repro bench_scheduled@NAME     (python -m stages.bench_scheduled NAME)
 """
@@ -24,7 +24,9 @@ from specmill.stage import open_stage
 
 def main(row: str) -> None:
     """Run the stage for the entry `row` of `scheduled`, which is one of `methods` too."""
-    with open_stage(f"bench_scheduled@{row}", ["bench", "scheduled"], measures=True) as stage:
+    with open_stage(
+        f"bench_scheduled@{row}", ["bench", "parallel", "scheduled"], measures=True
+    ) as stage:
         entry("scheduled", stage.params.scheduled, row)
         method = entry("methods", stage.params.methods, row)
         found = read_json(paths.REPORTS / "schedule.json")

@@ -6,7 +6,7 @@ Plots    reports/plots/curves.json      step time by kind, K and batch
 Metrics  reports/curves.json            the same with its spread and its ratio to `none`; which kind
                                         a row of `methods` is; engine facts
 Params   curves; what is measured: methods, train, siblings, medusa, draft_models, extract, vocab;
-         how engines run: bench
+         how engines run: bench, parallel
 
 Run      dvc repro curves
 """
@@ -15,6 +15,7 @@ import logging
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from specmill import compat, paths
 from specmill.curve_drafts import CurveDrafts
@@ -25,9 +26,10 @@ from specmill.curves import by_name, curve_points, plot_rows
 from specmill.files import digest, read_json, write_json
 from specmill.fleet import server_starter
 from specmill.layers import aux_layer_ids
+from specmill.params_parallel import Parallel
 from specmill.revision import code_state
 from specmill.samples import digest_of, read_samples
-from specmill.stage import open_stage
+from specmill.stage import Stage, open_stage
 from specmill.verifier import model_path
 
 logger = logging.getLogger("specmill.stages.curves")
@@ -36,10 +38,12 @@ logger = logging.getLogger("specmill.stages.curves")
 def main() -> None:
     """Run the stage."""
     with (
-        open_stage("curves", ["curves"], measures=True) as stage,
+        open_stage("curves", ["curves", "parallel"], measures=True) as stage,
         tempfile.TemporaryDirectory() as scratch,
     ):
         chosen, bench, runtime = stage.params.curves, stage.params.bench, stage.params.runtime
+        # a step is of one copy of the engine
+        parallel = stage.params.parallel.model_copy(update={"data_parallel_size": 1})
         vocab_size = stage.params.vocab.draft_vocab_size
         verifier, model = read_json(paths.IDENTITY), model_path(paths.VERIFIER)
         max_model_len = verifier["max_model_len"]
@@ -61,13 +65,12 @@ def main() -> None:
             "prompts": digest_of(samples),
             "curves": chosen.model_dump(),
             "drafts": [aux_ids, vocab_size, [kind.geometry for kind in kinds.values()]],
-            "engine": [bench.reference, bench.enforce_eager],
+            "engine": [bench.reference, bench.enforce_eager, parallel.model_dump()],
             "memory": [runtime.cpu_kv_cache_gib, runtime.gpu_memory_utilization],
         }
         kept = paths.CACHE / "curves" / digest(inputs)
-        start = server_starter(
-            "curves", model, verifier, bench, runtime, paths.ROOT / "logs", steering_flags(engines)
-        )
+        logs, steered = paths.ROOT / "logs", steering_flags(engines)
+        start = server_starter("curves", model, verifier, bench, parallel, runtime, logs, steered)
         with curve_fleet(start, prompts, bench, runtime.request_timeout_s) as fleet:
             measured = measure_curves(groups, fleet, prompts, chosen, max_model_len, kept)
         points = curve_points(measured.waves)
@@ -84,16 +87,20 @@ def main() -> None:
                 "prompt_tokens": mean_length(prompts),
                 "engines": facts,
                 "startup_s": {name: ran["startup_s"] for name, ran in facts.items()},
-                "provenance": code_state()
-                | {
-                    "versions": compat.engine_versions(),
-                    "reference": bench.reference,
-                    "waited_s": stage.waited_s,
-                },
+                "provenance": _provenance(stage, parallel),
             },
         )
         stage.tracker.log_metrics(by_name(points))  # MLflow does not know rows
         shutil.rmtree(kept)
+
+
+def _provenance(stage: Stage, parallel: Parallel) -> dict[str, Any]:
+    return code_state() | {
+        "versions": compat.engine_versions(),
+        "reference": stage.params.bench.reference,
+        "parallel": parallel.model_dump(),
+        "waited_s": stage.waited_s,
+    }
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Writes   data/hidden_states     what trains and validates: hard-linked view, wit
                                 store in .cache
          data/bench_states      the answers to the bench's prompts, for replay
 Metrics  reports/extract.json   samples, tokens, layers, bytes
-Params   extract
+Params   extract, parallel
 
 Run      dvc repro extract
 """
@@ -24,8 +24,9 @@ from specmill.store import HiddenStateStore
 
 def main() -> None:
     """Run the stage."""
-    with open_stage("extract", ["extract"]) as stage:
+    with open_stage("extract", ["extract", "parallel"]) as stage:
         chosen, runtime = stage.params.extract, stage.params.runtime
+        parallel = stage.params.parallel
         verifier = read_json(paths.IDENTITY)
         spec = states_of(verifier, chosen.aux_layer_ids, chosen.dtype)
         train, heldout, bench = (
@@ -45,7 +46,7 @@ def main() -> None:
                     samples,
                     spec,
                     store,
-                    engines(spec, paths.VERIFIER, paths.STAGING, verifier, runtime),
+                    engines(spec, paths.VERIFIER, paths.STAGING, verifier, parallel, runtime),
                     shard_bytes=chosen.shard_mib * 2**20,
                     staging=paths.STAGING,
                     window=runtime.extract_window,

@@ -6,7 +6,7 @@ Reads    models/verifier               weights, where the reference says they li
          data/vocab
 Writes   models/heads/NAME             a head with provenance.json and inspection.json
 Metrics  reports/heads/NAME.json       the inspection
-Params   train, foreign_heads
+Params   train, foreign_heads, parallel
 
 Run      dvc repro foreign_head@NAME   (python -m stages.foreign_head NAME)
 """
@@ -28,7 +28,7 @@ from specmill.view import StateView
 
 def main(name: str) -> None:
     """Run the stage for the head `name`."""
-    with open_stage(f"foreign_head@{name}", ["train", "foreign_heads"]) as stage:
+    with open_stage(f"foreign_head@{name}", ["train", "foreign_heads", "parallel"]) as stage:
         foreign = entry("foreign_heads", stage.params.foreign_heads, name)
         chosen = stage.params.train.model_copy(
             update={"type": "eagle3"} | foreign.model_dump(include={"epochs", "max_samples"})
@@ -47,6 +47,7 @@ def main(name: str) -> None:
             scratch,
             store=paths.STORE,
             staging=paths.STAGING,
+            parallel=stage.params.parallel,
             runtime=stage.params.runtime,
         )
         best, _ = fit_head(

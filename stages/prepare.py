@@ -4,7 +4,7 @@ Reads    params.prepare.dataset, bench    conversations; reports/sources.json st
          models/verifier
 Writes   data/prepared/train.parquet, heldout.parquet, bench.parquet   samples (specmill.samples)
 Metrics  reports/prepare.json   rows read, samples kept and dropped by reason; token counts
-Params   prepare
+Params   prepare, parallel
 
 Run      dvc repro prepare             (python -m specmill.samples show 0)
 """
@@ -13,6 +13,7 @@ import asyncio
 from functools import partial
 
 from specmill import compat, paths
+from specmill.engine_flags import parallel_flags
 from specmill.files import read_json
 from specmill.generate import generate
 from specmill.prepare import dataset_samples, pick_conversations, plan_jobs, split_and_filter
@@ -25,9 +26,9 @@ from specmill.verifier import load_tokenizer, model_path
 
 def main() -> None:
     """Run the stage."""
-    with open_stage("prepare", ["prepare"]) as stage:
+    with open_stage("prepare", ["prepare", "parallel"]) as stage:
         chosen, runtime = stage.params.prepare, stage.params.runtime
-        verifier = read_json(paths.IDENTITY)
+        verifier, model = read_json(paths.IDENTITY), model_path(paths.VERIFIER)
         picked = pick_conversations(chosen)
         metrics: dict[str, object] = {"sources": picked.sources}
         recorded: list[list[Sample]] = []
@@ -38,8 +39,9 @@ def main() -> None:
             metrics |= refused
         start_server = partial(
             serve,
-            model_path(paths.VERIFIER),
-            compat.verifier_arguments(verifier),
+            model,
+            compat.verifier_arguments(verifier)
+            + parallel_flags(model, verifier, stage.params.parallel),
             paths.ROOT / "logs" / "prepare.log",
             cpu_kv_cache_gib=runtime.cpu_kv_cache_gib,
             gpu_memory_utilization=runtime.gpu_memory_utilization,

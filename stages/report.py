@@ -17,7 +17,7 @@ Plots    reports/plots/PLOT.json        for PLOT
              speedup_by_k               speed-up by K and load
 Metrics  reports/summary.json           headline figures by method and load
          reports/decision.json          the decision record
-Params   bench, methods, scheduled, imported
+Params   bench, parallel, methods, scheduled, imported
 
 Run      dvc repro report
 """
@@ -43,7 +43,7 @@ from specmill.sync import sync_results
 
 def main() -> None:
     """Run the stage."""
-    with open_stage("report", ["bench", "methods", "scheduled", "imported"]) as stage:
+    with open_stage("report", ["bench", "parallel", "methods", "scheduled", "imported"]) as stage:
         rows, scheduled = stage.params.methods, stage.params.scheduled
         names = [*rows, *map(scheduled_name, scheduled), *stage.params.imported]
         results = {name: read_json(paths.BENCH / f"{name}.json") for name in names}
@@ -61,7 +61,13 @@ def main() -> None:
         grounds = Grounds.read(paths.REPORTS, results, rows, hardware)
         record = decide(grounds, read_decisions(paths.DECISIONS), committed(paths.DECISION))
         script = serve_script(
-            record, rows, verifier, hardware, stage.params.bench, stage.params.runtime
+            record,
+            rows,
+            verifier,
+            hardware,
+            stage.params.bench,
+            stage.params.parallel,
+            stage.params.runtime,
         )
         write_atomically(paths.REPORTS / "decision.md", decision_text(record).encode())
         write_atomically(paths.REPORTS / "serve.sh", script.encode())

@@ -19,7 +19,7 @@ from specmill.verifier import model_path
 
 def main() -> None:
     """Run the stage."""
-    with open_stage("routing", []) as stage:
+    with open_stage("routing", ["parallel"]) as stage:
         verifier = read_json(paths.IDENTITY)
         result = paths.REPORTS / "routing.json"
         if "experts" not in verifier:
@@ -28,7 +28,13 @@ def main() -> None:
         num_experts, top_k = verifier["experts"]["num_experts"], verifier["experts"]["top_k"]
         max_model_len = verifier["max_model_len"]
         answers = pick_answers(read_samples(paths.PREPARED / "bench.parquet"), max_model_len)
-        routed = routed_experts(model_path(paths.VERIFIER), verifier, answers, stage.params.runtime)
+        routed = routed_experts(
+            model_path(paths.VERIFIER),
+            verifier,
+            answers,
+            stage.params.parallel,
+            stage.params.runtime,
+        )
         stage.write_metrics(
             result,
             {

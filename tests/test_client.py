@@ -370,6 +370,23 @@ def test_counters_are_read_from_the_exposition_of_vllm(fake: FakeVllm) -> None:
     }
 
 
+def test_counters_of_several_copies_of_an_engine_are_added(fake: FakeVllm) -> None:
+    fake.metrics = """\
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{engine="0"} 5.0
+vllm:spec_decode_num_drafts_total{engine="1"} 7.0
+# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 3.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 1.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="1",position="0"} 4.0
+"""
+    assert ask(fake, lambda client: client.counters()) == {
+        "num_drafts": 12,
+        "accepted_at_0": 7,
+        "accepted_at_1": 1,
+    }
+
+
 def test_counters_that_the_engine_does_not_export_are_absent(fake: FakeVllm) -> None:
     fake.metrics = "".join(
         f"{line}\n" for line in EXPOSITION.splitlines() if "spec_decode" not in line

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from vllm.distributed.kv_transfer.kv_connector.v1 import (
+    example_hidden_states_connector as example_connector,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
     ExampleHiddenStatesConnectorMetadata,
     PendingSave,
@@ -118,6 +121,30 @@ def test_the_states_of_a_request_are_gathered_from_its_blocks_in_order(
     found = staged_at(place.staging / "a.safetensors")
     assert found["ids"].tolist() == ids
     assert torch.equal(found["states"], by_token(cache, block_ids, num_tokens))
+
+
+def test_of_the_ranks_that_share_a_layer_only_the_first_one_stages(
+    connector: HiddenStatesConnector, place: Workplace
+) -> None:
+    """Under tensor parallelism each worker keeps all states, and has a connector of its own."""
+    connector._kv_cache = numbers()
+    connector._is_tp_rank_zero = False
+    sent, _ = finish(connector, place.staging, [("a", [1] * 5, [7, 2])], lock=False)
+    connector._executor.shutdown()
+    assert list(place.staging.iterdir()) == []
+    assert not sent
+    assert connector.get_finished_count() == 1  # the scheduler waits for no other rank
+
+
+@pytest.mark.parametrize(("rank", "writes"), [(0, True), (1, False), (3, False)])
+def test_which_rank_it_is_is_asked_of_vllm_once_caches_are_there(
+    connector: HiddenStatesConnector, monkeypatch: pytest.MonkeyPatch, rank: int, writes: bool
+) -> None:
+    monkeypatch.setattr(example_connector, "get_tensor_model_parallel_rank", lambda: rank)
+    monkeypatch.setattr(example_connector, "get_layers_from_vllm_config", lambda *_: {"h": None})
+    connector._vllm_config = None
+    connector.register_kv_caches({"h": numbers().transpose(1, 2)})
+    assert connector._is_tp_rank_zero is writes
 
 
 @pytest.mark.parametrize("layers_first", [True, False])

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from specmill import engines
-from specmill.engines import extraction_settings, work_here
+from specmill.engines import work_here
+from specmill.extract_engines import extraction_settings
 from specmill.params import Runtime
+from specmill.params_parallel import Parallel
 from specmill.samples import Sample
 from specmill.shards import FP8, Piece, StateSpec
 from specmill.staging import Work
@@ -569,6 +571,7 @@ def runtime(**changes: Any) -> Runtime:
         "cpu_kv_cache_gib": 1,
         "gpu_memory_utilization": 0.5,
         "extract_endpoints": [],
+        "extract_engines": 1,
         "request_timeout_s": DEADLINE_S,
     }
     return Runtime.model_construct(**(values | changes))
@@ -580,9 +583,43 @@ def test_endpoints_do_the_work_when_there_are_any(
     monkeypatch.setattr(engines, "local_engine", None)
     with place.server().serve() as server:
         chosen = runtime(extract_endpoints=[f"{server.url}/"])
-        run = engines.engines(SPEC, Path("verifier"), place.staging, VERIFIER, chosen)
+        run = engines.engines(SPEC, Path("verifier"), place.staging, VERIFIER, Parallel(), chosen)
         assert place.extract(run) == 15
         assert len(server.asked) == 5
+
+
+def test_engines_of_our_own_share_the_work_and_each_is_asked_with_its_key(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "local_engine", None)
+    monkeypatch.setattr(engines, "model_path", lambda folder: folder / "model")
+    up: list[tuple[Path, dict[str, Any], int]] = []
+    with (
+        place.server(longest_delay_s=0.01).serve() as one,
+        place.server(longest_delay_s=0.01).serve() as two,
+    ):
+
+        @contextlib.contextmanager
+        def own(
+            model: Path, settings: dict[str, Any], used: Runtime, _logs: Path
+        ) -> Iterator[dict[str, str]]:
+            up.append((model, settings, used.extract_engines))
+            yield {one.url: "k1", two.url: "k2"}
+
+        monkeypatch.setattr(engines, "own_servers", own)
+        chosen = runtime(extract_engines=2)
+        run = engines.engines(SPEC, Path("verifier"), place.staging, VERIFIER, Parallel(), chosen)
+        samples = numbered(40)
+        place.window = 20
+        assert place.extract(run, samples) == sum(len(each.input_ids) for each in samples)
+        assert place.kept() == {each.sample_key for each in samples}
+        assert len(one.asked) + len(two.asked) == 40
+        assert min(len(one.asked), len(two.asked)) > 5
+        assert (one.keys, two.keys) == ({"Bearer k1"}, {"Bearer k2"})
+        assert place.extract(run, samples) == 0
+    ((model, settings, count),) = up  # nothing was missing the second time: none was started
+    assert (model, count) == (Path("verifier/model"), 2)
+    assert settings["kv_transfer_config"]["kv_connector"] == "HiddenStatesConnector"
 
 
 def test_an_engine_of_this_process_does_the_work_when_there_are_no_endpoints(
@@ -597,7 +634,7 @@ def test_an_engine_of_this_process_does_the_work_when_there_are_no_endpoints(
 
     monkeypatch.setattr(engines, "local_engine", local_engine)
     monkeypatch.setattr(engines, "model_path", lambda folder: folder / "model")
-    run = engines.engines(SPEC, Path("verifier"), place.staging, VERIFIER, runtime())
+    run = engines.engines(SPEC, Path("verifier"), place.staging, VERIFIER, Parallel(), runtime())
     assert started == []
     assert place.extract(run) == 15
     assert [one["model"] for one in started] == [Path("verifier/model")]

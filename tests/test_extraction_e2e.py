@@ -36,6 +36,7 @@ from specmill.extract import extract_missing
 from specmill.files import read_json
 from specmill.layers import states_of
 from specmill.params_file import load_params
+from specmill.params_parallel import Parallel
 from specmill.samples import read_samples
 from specmill.store import HiddenStateStore
 
@@ -47,7 +48,7 @@ def main():
     samples = [sample for split in ("train", "heldout", "bench")
                for sample in read_samples(paths.PREPARED / f"{split}.parquet")]
     spec = states_of(verifier, None, "auto")
-    run = engines(spec, paths.VERIFIER, folder / "staging", verifier, runtime)
+    run = engines(spec, paths.VERIFIER, folder / "staging", verifier, Parallel(), runtime)
     extract_missing(samples, spec, HiddenStateStore(folder / "store"), run, shard_bytes=2**21,
                     staging=folder / "staging", window=2048)
 

@@ -15,6 +15,7 @@ from specmill import foreign
 from specmill.foreign import noised_copy, noised_states
 from specmill.params import Runtime
 from specmill.params_heads import ForeignHead
+from specmill.params_parallel import Parallel
 from specmill.shards import StateSpec
 from specmill.staging import Work
 from specmill.states import stage
@@ -143,7 +144,7 @@ def test_states_are_those_of_the_copy_for_the_same_tokens_and_no_server_is_asked
     started: list[tuple[Path, list[str]]] = []
 
     def engines(
-        spec: StateSpec, model: Path, staging: Path, _: int, used: Runtime
+        spec: StateSpec, model: Path, staging: Path, _: int, _parallel: Parallel, used: Runtime
     ) -> Callable[[Work], None]:
         def run(work: Work) -> None:
             started.append((model, used.extract_endpoints))
@@ -162,11 +163,19 @@ def test_states_are_those_of_the_copy_for_the_same_tokens_and_no_server_is_asked
     spec = StateSpec(verifier["fingerprint"], (2, 7), hidden_size=3, dtype="bfloat16")
     samples = [sample([1], [2, 3]), sample([4], [5])]
     chosen = ForeignHead(noise=0.1, max_samples=None, epochs=1, seed=3)
-    places = {"store": tmp_path / "store", "staging": tmp_path / "staging"}
 
     def run(name: str) -> tuple[dict[str, Any], Any]:
         return noised_states(
-            model, verifier, chosen, samples, spec, tmp_path / name, **places, runtime=runtime()
+            model,
+            verifier,
+            chosen,
+            samples,
+            spec,
+            tmp_path / name,
+            store=tmp_path / "store",
+            staging=tmp_path / "staging",
+            parallel=Parallel(),
+            runtime=runtime(),
         )
 
     copy, view = run("scratch")

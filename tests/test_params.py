@@ -174,9 +174,9 @@ def test_a_misspelt_key_is_refused_with_the_one_that_was_meant(
         ("prepare.dataset.0.zzz", "source, config, split, revision, weight, category"),
         (
             "zzz",
-            "verifier, prepare, extract, vocab, train, siblings, medusa, draft_models, heads, "
-            "foreign_heads, spoiled_heads, spec, bench, curves, methods, scheduled, imported, "
-            "runtime",
+            "verifier, prepare, extract, parallel, vocab, train, siblings, medusa, draft_models, "
+            "heads, foreign_heads, spoiled_heads, spec, bench, curves, methods, scheduled, "
+            "imported, runtime",
         ),
     ],
 )

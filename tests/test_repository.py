@@ -26,6 +26,7 @@ FRAME = {
     "specmill/params_file.py",
     "specmill/params_heads.py",
     "specmill/params_imported.py",
+    "specmill/params_parallel.py",
     "specmill/params_scheduled.py",
     "specmill/paths.py",
     "specmill/processes.py",

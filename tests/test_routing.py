@@ -13,6 +13,7 @@ from specmill.moe import experts_loaded
 from specmill.moe_counts import busiest_share, overlap, unique_experts
 from specmill.params_experts import Experts
 from specmill.params_file import load_params
+from specmill.params_parallel import Parallel
 from specmill.relaid import relay
 from specmill.routed_worker import Listener
 from specmill.routing import decode, pick_answers, routed_experts, routed_layers
@@ -166,7 +167,7 @@ def test_the_real_engine_tells_what_transformers_routes(tmp_path: Path) -> None:
     ]
     runtime = load_params(ROOT / "params.yaml").runtime
     verifier = {"max_model_len": 128, "dtype": "float32"}
-    told = routed_experts(tmp_path / "moe", verifier, samples, runtime)
+    told = routed_experts(tmp_path / "moe", verifier, samples, Parallel(), runtime)
     model = MixtralForCausalLM.from_pretrained(tmp_path / "moe", dtype=torch.float32).eval()
     for ids, one in zip(told, samples, strict=True):
         assert ids.shape == (len(one.answer_token_ids), NUM_LAYERS, 2)

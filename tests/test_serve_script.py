@@ -12,6 +12,7 @@ from specmill import compat
 from specmill.methods import speculative_configs
 from specmill.params import Method
 from specmill.params_file import load_params
+from specmill.params_parallel import Parallel
 from specmill.serve_script import machine_of, serve_script, speculation
 from tests.decided import HARDWARE, methods
 from tests.workspace import ROOT
@@ -37,10 +38,12 @@ def script(
     verdict: str = "Serve it.",
     hardware: dict[str, Any] = HARDWARE,
     eager: bool = False,
+    parallel: Parallel | None = None,
 ) -> str:
     record = {"verdict": verdict, "deploy": deploy, "deploy_greedy": greedy or deploy}
     bench = PARAMS.bench.model_copy(update={"enforce_eager": eager})
-    return serve_script(record, methods(), VERIFIER, hardware, bench, PARAMS.runtime)
+    spread = parallel or Parallel()
+    return serve_script(record, methods(), VERIFIER, hardware, bench, spread, PARAMS.runtime)
 
 
 def run(folder: Path, text: str, *more: str) -> tuple[list[str], dict[str, str]]:
@@ -151,7 +154,7 @@ def test_a_verdict_with_line_breaks_and_quotes_stays_a_comment(tmp_path: Path) -
 def test_a_setting_with_a_quote_arrives_as_it_is(tmp_path: Path) -> None:
     odd = {"ngram": Method(method="ngram", section="spec", head="it's $HOME", settings={"a": "'"})}
     record = {"verdict": "v", "deploy": EAGLE3 | {"method": "ngram"}, "deploy_greedy": None}
-    text = serve_script(record, odd, VERIFIER, HARDWARE, PARAMS.bench, PARAMS.runtime)
+    text = serve_script(record, odd, VERIFIER, HARDWARE, PARAMS.bench, Parallel(), PARAMS.runtime)
     words, _ = run(tmp_path, text)
     config = json.loads(words[words.index("--speculative-config") + 1])
     assert (config["model"], config["a"]) == ("it's $HOME", "'")
@@ -205,3 +208,11 @@ def test_vllm_is_told_what_it_was_told_when_it_was_measured(
     if "model" in told:
         told |= {"model": str(Path(told["model"]).relative_to(tmp_path))}
     assert speculation(SERVED, {"method": name, "k": 2, "ranges": None}) == told
+
+
+def test_an_engine_over_several_gpus_is_served_as_it_was_measured(tmp_path: Path) -> None:
+    spread = Parallel(tensor_parallel_size=2, enable_expert_parallel=True)
+    words, _ = run(tmp_path, script(EAGLE3, hardware=GPU, parallel=spread))
+    assert words[words.index("--tensor-parallel-size") + 1] == "2"
+    assert "--enable-expert-parallel" in words
+    assert "--data-parallel-size" not in words

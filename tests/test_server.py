@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from specmill import compat
+from specmill import compat, extract_engines
 from specmill.fleet import server_starter
 from specmill.params import Runtime
+from specmill.params_parallel import Parallel
 from specmill.plan import Run
 from specmill.server import EngineRefused, serve
 from tests.benched import bench_section
@@ -22,6 +23,7 @@ import http.server, json, os, signal, sys, time
 port, behaviour, *flags = sys.argv[1:]
 print("flags", json.dumps(flags))
 print("key", os.environ["VLLM_API_KEY"])
+print("gpus", os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
 print("command", open("/proc/self/cmdline").read().replace("\\0", " "), flush=True)
 if behaviour == "port taken" and not os.path.exists("tried"):
     open("tried", "w").close()
@@ -223,6 +225,7 @@ RUNTIME = Runtime(
     request_concurrency=1,
     extract_window=1,
     extract_endpoints=[],
+    extract_engines=1,
     train_processes=1,
     data_workers=0,
     startup_timeout_s=30,
@@ -240,7 +243,8 @@ def test_a_bench_server_has_the_flags_every_method_shares_and_its_speculation(
 ) -> None:
     bench = bench_section(reference=reference, enforce_eager=enforce_eager)
     verifier = {"max_model_len": 64, "dtype": "float32"}
-    start = server_starter("ngram", Path("m"), verifier, bench, RUNTIME, tmp_path / "logs")
+    logs = tmp_path / "logs"
+    start = server_starter("ngram", Path("m"), verifier, bench, Parallel(), RUNTIME, logs)
     shared = ["--gpu-memory-utilization", share, "--max-model-len", "64", "--dtype", "float32"]
     shared += ["--enforce-eager"] if enforce_eager else []
     with start(Run("reference", None, 0, None), "reference_k0_0") as server:
@@ -257,6 +261,41 @@ def test_a_bench_server_has_the_flags_every_method_shares_and_its_speculation(
         "bench-ngram-method_k3_1.log",
         "bench-ngram-reference_k0_0.log",
     ]
+
+
+def test_a_bench_server_is_spread_over_gpus_as_params_say(fakes: Fakes, tmp_path: Path) -> None:
+    model = tmp_path / "m"
+    model.mkdir()
+    (model / "config.json").write_text('{"num_attention_heads": 6}')
+    verifier = {"max_model_len": 64, "dtype": "float32"}
+    spread = Parallel(tensor_parallel_size=2, data_parallel_size=3)
+    logs = tmp_path / "logs"
+    start = server_starter("none", model, verifier, bench_section(), spread, RUNTIME, logs)
+    with start(Run("reference", None, 0, None), "reference_k0_0") as server:
+        fakes.log = server.log
+        flags = json.loads(fakes.logged("flags"))
+    assert flags[-4:] == ["--tensor-parallel-size", "2", "--data-parallel-size", "3"]
+
+
+def test_servers_that_start_together_each_see_their_own_gpus(
+    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fakes write what they see into their logs."""
+    monkeypatch.setattr(extract_engines, "visible_gpus", lambda: ["4", "5", "6", "7"])
+    settings = {"tensor_parallel_size": 2, "enforce_eager": True, "enable_prefix_caching": False}
+    two = RUNTIME.model_copy(update={"extract_engines": 2})
+    with extract_engines.own_servers(Path("m"), settings, two, tmp_path) as keys:
+        assert len(keys) == len(set(keys.values())) == 2
+        seen = []
+        for number in range(2):
+            fakes.log = tmp_path / f"extract-{number}.log"
+            seen.append(fakes.logged("gpus"))
+            flags = json.loads(fakes.logged("flags"))
+            assert flags[2:5] == ["--tensor-parallel-size", "2", "--enforce-eager"]
+            assert "--no-enable-prefix-caching" in flags
+    assert seen == ["4,5", "6,7"]
+    assert len(fakes.started) == 2
+    assert not any(is_running(pid) for pid in fakes.started)
 
 
 def test_a_port_that_was_taken_meanwhile_is_replaced_by_another(

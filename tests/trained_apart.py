@@ -55,7 +55,7 @@ def main(folder: Path, type_: str, tokens: int, num_epochs: int) -> None:
     view = StateView(folder / "view")
     with process_group():
         with one_after_the_first():
-            how = (view, folder / "scratch", tokens, torch.float32, [], 60)
+            how: Any = (view, folder / "scratch", tokens, torch.float32, [], 60)
             datasets = Noted(training, *how), StoredSamples(heldout, *how)
         model = new_model(folder / "verifier_head", type=type_)
         stop_after = folder / "stop_after"
