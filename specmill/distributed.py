@@ -22,6 +22,10 @@ def process_group() -> Iterator[None]:
 
     if compat.device() == "cuda":
         torch.cuda.set_device(processes.local_rank())
+        # a compiled model is not to be cut up by gradient buckets (FlexAttention is one operation
+        # of higher order), nor compiled for any length: shares have two (specmill.shares)
+        torch._dynamo.config.optimize_ddp = False
+        torch._dynamo.config.automatic_dynamic_shapes = False
         distributed.maybe_setup_distributed()
     else:
         dist.init_process_group("gloo")

@@ -43,8 +43,10 @@ def make_loader(
         num_aux: Number of aux layers.
         workers: Processes that read ahead; 0 reads between two steps.
     """
+    sampler = SharedBatches(chosen.tokens_per_step, data.approx_lengths, chosen.seed)
     collate = CollateShare(
         chosen.tokens_per_step,
+        sampler.usual_length(),
         hidden_size,
         num_target_layers=num_aux,
         dtype=data.hidden_states_dtype,
@@ -52,7 +54,7 @@ def make_loader(
     )
     return Loader(
         data,
-        batch_sampler=SharedBatches(chosen.tokens_per_step, data.approx_lengths, chosen.seed),
+        batch_sampler=sampler,
         collate_fn=collate,
         num_workers=workers,
         persistent_workers=workers > 0,

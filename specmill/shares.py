@@ -21,8 +21,8 @@ from speculators.train.distributed import get_rank, get_world_size
 from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
 from speculators.train.recovery import RECOVERY_METADATA_KEY
 
-_STEPS = 4
-"""A share is padded to a multiple of this part of an even one: each length is compiled once."""
+_BLOCK = 128
+"""Tokens that lengths are rounded up to: a block of FlexAttention."""
 
 
 def deal(lengths: np.ndarray, processes: int) -> list[list[int]]:
@@ -61,21 +61,35 @@ class SharedBatches(MultipackDistributedBatchSamplerV2):
             whole = np.asarray(batch)
             yield whole[deal(self.lengths[whole], get_world_size())[get_rank()]]
 
+    def usual_length(self) -> int:
+        """Tokens that shares are padded to: the largest of nine in ten batches of the first epoch
+        fit in. One process has whole batches.
+        """
+        processes = get_world_size()
+        if processes == 1:
+            return self.batch_max_length
+        largest = []
+        for batch in self._generate_batches(0):
+            lengths = self.lengths[np.asarray(batch)]
+            largest.append(max(lengths[share].sum() for share in deal(lengths, processes)))
+        usual = int(np.quantile(largest, 0.9, method="higher"))
+        return min(self.batch_max_length, -(-usual // _BLOCK) * _BLOCK)
+
 
 class CollateShare(CollateFn):
-    """Packs a share, padded no further than it needs; alone it is padded to a whole batch."""
+    """Packs a share, padded to the usual length or else to that of a whole batch: two lengths are
+    two compilations of the model.
+    """
 
-    def __init__(self, max_len: int, *args: Any, **kwargs: Any):
+    def __init__(self, max_len: int, usual: int, *args: Any, **kwargs: Any):
         super().__init__(max_len, *args, **kwargs)
-        self._whole = max_len
-        self._processes = get_world_size()
+        self._lengths = usual, max_len
 
     def __call__(self, batch: list[Any]) -> dict[str, Any]:
         """One packed batch [1, padded length, ...] of a share's samples, which may be none."""
-        if self._processes > 1:
-            step = max(1, self._whole // (_STEPS * self._processes))
-            tokens = sum(len(sample["input_ids"]) for sample in batch)
-            self.max_len = min(self._whole, max(1, -(-tokens // step)) * step)
+        usual, whole = self._lengths
+        fits = sum(len(sample["input_ids"]) for sample in batch) <= usual
+        self.max_len = usual if fits else whole
         packed: dict[str, Any] = super().__call__(batch)
         if not batch:  # there were fewer samples than processes: nothing is lacking
             packed.pop(RECOVERY_METADATA_KEY, None)

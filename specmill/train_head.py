@@ -11,7 +11,7 @@ from specmill import compat, paths, processes
 from specmill.distributed import one_after_the_first, process_group
 from specmill.files import digest, read_json, write_json
 from specmill.head import curves, expected_length, export_head
-from specmill.params import Train
+from specmill.params import Runtime, Train
 from specmill.revision import code_state
 from specmill.samples import Sample, check_apart, digest_of, read_samples
 from specmill.stage import Stage
@@ -101,18 +101,52 @@ def fit_head(
             diverges.
     """
     view.check_verifier(verifier)
-    tables = load_tables(paths.VOCAB)
     provenance = {
         "method": chosen.type,
         "params": chosen.model_dump() | further,
         "states": asdict(view.spec),
         "data": digest([digest_of(split) for split in samples]),
-        "vocabulary": tables_digest(*tables),
+        "vocabulary": tables_digest(*load_tables(paths.VOCAB)),
         "verifier": verifier,
         "versions": compat.engine_versions(),
     }
     checkpoints = paths.CACHE / "checkpoints" / digest(provenance)
-    scratch, runtime = checkpoints.with_suffix(".samples"), stage.params.runtime
+    runtime = stage.params.runtime
+    scratch = checkpoints.with_suffix(".samples")
+    model, training, heldout = training_inputs(
+        chosen, samples, verifier, verifier_head, view, scratch, runtime
+    )
+    best, epochs = train(
+        model, training, heldout, chosen, checkpoints, stage.log_epoch, runtime.data_workers
+    )
+    if processes.rank() == 0:
+        export_head(best, head, verifier["name"], provenance | code_state())
+    return best, epochs
+
+
+def training_inputs(
+    chosen: Train,
+    samples: list[list[Sample]],
+    verifier: dict[str, Any],
+    verifier_head: Path,
+    view: StateView,
+    scratch: Path,
+    runtime: Runtime,
+) -> tuple[Any, StoredSamples, StoredSamples]:
+    """A fresh draft model, what trains it and what validates it, as `train` takes them.
+
+    Args:
+        chosen: What to train and how.
+        samples: What trains and what validates.
+        verifier: identity.json of the model whose states `view` holds.
+        verifier_head: Its slice.
+        view: Its hidden states of the samples.
+        scratch: Receives the samples as speculators reads them.
+        runtime: Whom to ask for states that are not kept.
+
+    Raises:
+        ValueError: when states or vocabulary do not fit.
+    """
 
     def stored(split: list[Sample]) -> StoredSamples:
         return StoredSamples(
@@ -127,13 +161,9 @@ def fit_head(
 
     with one_after_the_first():  # finds what that has written
         training, heldout = map(stored, samples)
-    model = build_draft_model(verifier_head, list(view.spec.layer_ids[:-1]), *tables, chosen)
-    best, epochs = train(
-        model, training, heldout, chosen, checkpoints, stage.log_epoch, runtime.data_workers
-    )
-    if processes.rank() == 0:
-        export_head(best, head, verifier["name"], provenance | code_state())
-    return best, epochs
+    aux_ids = list(view.spec.layer_ids[:-1])
+    model = build_draft_model(verifier_head, aux_ids, *load_tables(paths.VOCAB), chosen)
+    return model, training, heldout
 
 
 def drop_checkpoints(best: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specmill import processes
-from specmill.shares import deal
+from specmill import processes, shares
+from specmill.shares import SharedBatches, deal
 from tests.fakes import sample
 from tests.test_training import ANSWER_IDS, HIDDEN_SIZE, VOCAB_SIZE, make_view, verifier_head
 from tests.workspace import ROOT
@@ -28,6 +28,19 @@ def test_a_batch_is_dealt_out_by_length_and_each_sample_once() -> None:
     assert deal(np.array([5, 9, 4, 7, 3, 2]), 3) == [[1, 5], [3, 4], [0, 2]]
     assert deal(np.array([5, 9, 4]), 1) == [[0, 1, 2]]
     assert deal(np.array([5]), 3) == [[0], [], []]
+
+
+def test_shares_are_padded_to_what_nine_in_ten_batches_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # ten batches of four samples of 100 tokens: two for each of two processes, 200, rounded to 256
+    batches = SharedBatches(400, [100] * 40, seed=0)
+    assert batches.usual_length() == 400
+    monkeypatch.setattr(shares, "get_world_size", lambda: 2)
+    assert batches.usual_length() == 256
+    # a sample that fills a batch has a share that is all of it: batches of one in ten are whole
+    assert SharedBatches(400, [100] * 40 + [400], seed=0).usual_length() == 256
+    assert SharedBatches(400, [400] * 40, seed=0).usual_length() == 400
 
 
 def prepare(folder: Path, head: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from specmill import compat, processes
+from specmill import compat, processes, shares
 from specmill.distributed import one_after_the_first, process_group
 from specmill.training import train
 from specmill.transfer import StoredSamples
@@ -45,6 +45,7 @@ class Steps(logging.Handler):
 
 def main(folder: Path, type_: str, tokens: int, num_epochs: int) -> None:
     compat.device = lambda: "cpu"
+    shares._BLOCK = 8  # so that batches of 40 tokens have shares of two lengths
     logger = logging.getLogger("speculators.metrics")
     logger.setLevel(logging.INFO)
     logger.addHandler(Steps())

@@ -1,0 +1,222 @@
+"""What a second GPU gives: training, extraction, and whether tensor parallelism changes states.
+
+    train     tokens/s and the loss of every step, with 1 and 2 processes at the same batch
+    extract   samples/s with one engine and with two, each on a GPU of its own; starts not counted
+    tensor    ||x' - x|| / ||x|| by layer: states of one engine over two GPUs beside those of one,
+              and, for scale, those of the two engines of `extract` beside those of its one
+
+The inputs are the pipeline's: samples, states, vocabulary and the verifier of params.yaml
+(`dvc repro vocab` makes them). `train` runs anywhere, on a CPU over gloo; `extract` on a CPU needs
+memory for two engines; `tensor` needs two GPUs.
+
+Run      python -m benchmarks.two_gpus --json FILE
+         python -m benchmarks.two_gpus --parts train --samples 8 --tokens-per-step 256
+"""
+
+import argparse
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.extraction import WARM_UP, Bench
+from specmill import compat, paths, processes
+from specmill.distributed import process_group
+from specmill.engine_flags import parallel_settings
+from specmill.engines import work_at
+from specmill.extract_engines import own_servers
+from specmill.files import read_json, write_json
+from specmill.hardware import describe_machine
+from specmill.layers import states_of
+from specmill.params import Params
+from specmill.params_file import load_params
+from specmill.params_parallel import Parallel
+from specmill.samples import Sample, read_samples
+from specmill.states import restore
+from specmill.store import HiddenStateStore
+from specmill.train_head import read_splits, training_inputs
+from specmill.training import train
+from specmill.verifier import model_path
+from specmill.view import StateView
+
+_EPOCHS = 2
+"""The last one is timed: the first one compiles."""
+
+
+class _Steps(logging.Handler):
+    """Epoch, time in seconds and loss of every step that speculators reports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, float, float]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if isinstance(record.msg, dict) and "train" in record.msg:
+            step = record.msg
+            self.seen.append((step["epoch"], time.monotonic(), step["train"]["loss"]))
+
+
+def train_here(options: argparse.Namespace) -> None:
+    """Train as one of the processes that share it; the first one prints what came of it."""
+    params, verifier = load_params(paths.PARAMS), read_json(paths.HEAD_IDENTITY)
+    changed = {"epochs": _EPOCHS, "max_samples": options.samples}
+    if options.tokens_per_step:
+        changed["tokens_per_step"] = options.tokens_per_step
+    chosen = params.train.model_copy(update=changed)
+    logger, steps = logging.getLogger("speculators.metrics"), _Steps()
+    logger.setLevel(logging.INFO)
+    logger.addHandler(steps)
+    view, samples = StateView(paths.HIDDEN_STATES), read_splits(chosen)
+    with process_group():
+        model, training, heldout = training_inputs(
+            chosen, samples, verifier, paths.VERIFIER_HEAD, view, options.folder, params.runtime
+        )
+        checkpoints = options.folder / "checkpoints"
+        workers = params.runtime.data_workers
+        _, epochs = train(model, training, heldout, chosen, checkpoints, lambda *_: None, workers)
+    if processes.rank() == 0:
+        last = [at for epoch, at, _ in steps.seen if epoch == _EPOCHS - 1]
+        num_tokens = sum(min(n, chosen.tokens_per_step) for n in training.approx_lengths)
+        per_step = num_tokens / len(last)
+        found = {
+            "tokens_per_s": per_step * (len(last) - 1) / (last[-1] - last[0]),
+            "tokens_per_step": per_step,
+            "losses": [loss for *_, loss in steps.seen],
+            "heldout_losses": [one["loss_epoch"] for one in epochs],
+        }
+        write_json(options.folder / "found.json", found)
+
+
+def training_part(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """Loss curves and speeds of one process and of two."""
+    found: dict[str, Any] = {}
+    for count in (1, 2):
+        folder = scratch / f"train-{count}"
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+        program = ["-m", "benchmarks.two_gpus", "--folder", str(folder)]
+        sizes = ["--samples", str(options.samples)]
+        sizes += ["--tokens-per-step", str(options.tokens_per_step or 0)]
+        cores = len(os.sched_getaffinity(0))
+        environment = {"OMP_NUM_THREADS": str(max(1, cores // count))} | os.environ
+        subprocess.run(
+            [sys.executable, *(torchrun if count > 1 else []), *program, *sizes],
+            check=True,
+            env=environment,
+        )
+        found[str(count)] = read_json(folder / "found.json")
+    one, two = (found[count]["losses"] for count in ("1", "2"))
+    differences = [abs(b - a) / abs(a) for a, b in zip(one, two, strict=True)]
+    return found | {
+        "largest_relative_difference_of_a_loss": max(differences),
+        "speed_up": found["2"]["tokens_per_s"] / found["1"]["tokens_per_s"],
+    }
+
+
+def extracted(
+    params: Params, samples: list[Sample], folder: Path, engines: int, parallel: Parallel
+) -> tuple[float, HiddenStateStore]:
+    """Samples/s of engines that are up, and the store that has the states."""
+    verifier, model = read_json(paths.IDENTITY), model_path(paths.VERIFIER)
+    spec = states_of(verifier, params.extract.aux_layer_ids, params.extract.dtype)
+    runtime = params.runtime.model_copy(update={"extract_engines": engines})
+    bench = Bench(samples, spec, runtime, verifier)
+    (folder / "staging").mkdir(parents=True)
+    settings = bench.settings(folder) | parallel_settings(model, verifier, parallel)
+    with own_servers(model, settings, runtime, folder) as keys:
+
+        def run(work: Any) -> None:
+            work_at(list(keys), work, runtime.request_timeout_s, keys)
+
+        bench.extract(bench.warm, folder, run)
+        seconds = bench.extract(bench.samples, folder, run)
+    return len(bench.samples) / seconds, HiddenStateStore(folder / "store")
+
+
+def differences(
+    params: Params, samples: list[Sample], stores: list[HiddenStateStore], scratch: Path
+) -> dict[str, float]:
+    """||x' - x|| / ||x|| over all samples, by layer id; the first store has x."""
+    verifier = read_json(paths.IDENTITY)
+    spec = states_of(verifier, params.extract.aux_layer_ids, params.extract.dtype)
+    keys = [sample.sample_key for sample in samples[WARM_UP:]]
+    views = []
+    for number, store in enumerate(stores):
+        folder = Path(tempfile.mkdtemp(dir=scratch)) / str(number)
+        store.write_view(folder, spec, keys, 2**29)
+        views.append(StateView(folder))
+    off = torch.zeros(len(spec.layer_ids), dtype=torch.float64)
+    size = torch.zeros_like(off)
+    for key in keys:
+        first, other = (
+            restore(states, scales, torch.float32).double()
+            for _, states, scales in (view.load(key) for view in views)
+        )
+        off += (other - first).square().sum(dim=(0, 2))
+        size += first.square().sum(dim=(0, 2))
+    relative = (off / size).sqrt().tolist()
+    return {str(layer): value for layer, value in zip(spec.layer_ids, relative, strict=True)}
+
+
+def engine_parts(parts: list[str], num_samples: int, scratch: Path) -> dict[str, Any]:
+    """Extraction by one engine and two, and over two GPUs."""
+    params = load_params(paths.PARAMS)
+    samples = read_samples(paths.PREPARED / "train.parquet")[: num_samples + WARM_UP]
+    alone = Parallel()
+    rate, one = extracted(params, samples, scratch / "one", 1, alone)
+    found: dict[str, Any] = {"num_samples": len(samples) - WARM_UP}
+    if "extract" in parts:
+        faster, two = extracted(params, samples, scratch / "two", 2, alone)
+        found["extract"] = {
+            "samples_per_s": {"1": rate, "2": faster},
+            "speed_up": faster / rate,
+            "difference_by_layer": differences(params, samples, [one, two], scratch),
+        }
+    if "tensor" in parts:
+        both = Parallel(tensor_parallel_size=2)
+        tensor_rate, shared = extracted(params, samples, scratch / "tensor", 1, both)
+        found["tensor"] = {
+            "samples_per_s": {"1": rate, "2": tensor_rate},
+            "difference_by_layer": differences(params, samples, [one, shared], scratch),
+        }
+    return found
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.two_gpus",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parts = ("train", "extract", "tensor")
+    parser.add_argument("--parts", nargs="+", choices=parts, default=list(parts))
+    parser.add_argument("--samples", type=int, default=400, help="of each part, the first ones")
+    parser.add_argument(
+        "--tokens-per-step", type=int, default=0, help="instead of train.tokens_per_step"
+    )
+    parser.add_argument("--json", type=Path, help="receives what was found")
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)  # of a process that trains
+    options = parser.parse_args()
+    if options.folder:
+        train_here(options)
+        return
+    found: dict[str, Any] = {"machine": describe_machine(), "device": compat.device()}
+    with tempfile.TemporaryDirectory(dir=paths.CACHE) as scratch:
+        if "train" in options.parts:
+            found["train"] = training_part(options, Path(scratch))
+        if {"extract", "tensor"} & set(options.parts):
+            found |= engine_parts(options.parts, options.samples, Path(scratch))
+    print(json.dumps(found, indent=1))
+    if options.json:
+        write_json(options.json, found)
+
+
+if __name__ == "__main__":
+    main()
