@@ -1,9 +1,13 @@
 """Joining the other processes of a training: what depends on the version of speculators."""
 
 import contextlib
+import ctypes
+import signal
 from collections.abc import Iterator
 
 from specmill import compat, processes
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @contextlib.contextmanager
@@ -20,12 +24,13 @@ def process_group() -> Iterator[None]:
     import torch.distributed as dist
     from speculators.train import distributed
 
+    # a torchrun that is killed outright would leave processes that wait for each other
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if compat.device() == "cuda":
         torch.cuda.set_device(processes.local_rank())
-        # a compiled model is not to be cut up by gradient buckets (FlexAttention is one operation
-        # of higher order), nor compiled for any length: shares have two (specmill.shares)
+        # a compiled model is not to be cut up by gradient buckets: FlexAttention is an operation
+        # of higher order, which torch's DDPOptimizer does not take in every version
         torch._dynamo.config.optimize_ddp = False
-        torch._dynamo.config.automatic_dynamic_shapes = False
         distributed.maybe_setup_distributed()
     else:
         dist.init_process_group("gloo")

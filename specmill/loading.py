@@ -29,8 +29,16 @@ class Loader(DataLoader):
             yield batch
 
 
+def usual_length(datasets: tuple[StoredSamples, ...], chosen: Train) -> int:
+    """Tokens that most shares of all datasets fit in: one length for all is compiled once."""
+    return max(
+        SharedBatches(chosen.tokens_per_step, data.approx_lengths, chosen.seed).usual_length()
+        for data in datasets
+    )
+
+
 def make_loader(
-    data: StoredSamples, chosen: Train, hidden_size: int, num_aux: int, workers: int
+    data: StoredSamples, chosen: Train, length: int, hidden_size: int, num_aux: int, workers: int
 ) -> Loader:
     """Packed batches of `train.tokens_per_step` tokens, in an order drawn from `train.seed`.
 
@@ -39,6 +47,7 @@ def make_loader(
     Args:
         data: The samples.
         chosen: Parameters of training.
+        length: Tokens that shares are padded to where they fit, `usual_length` of all loaders.
         hidden_size: Of the verifier.
         num_aux: Number of aux layers.
         workers: Processes that read ahead; 0 reads between two steps.
@@ -46,7 +55,7 @@ def make_loader(
     sampler = SharedBatches(chosen.tokens_per_step, data.approx_lengths, chosen.seed)
     collate = CollateShare(
         chosen.tokens_per_step,
-        sampler.usual_length(),
+        length,
         hidden_size,
         num_target_layers=num_aux,
         dtype=data.hidden_states_dtype,

@@ -77,8 +77,8 @@ class SharedBatches(MultipackDistributedBatchSamplerV2):
 
 
 class CollateShare(CollateFn):
-    """Packs a share, padded to the usual length or else to that of a whole batch: two lengths are
-    two compilations of the model.
+    """Packs a share, padded to the usual length or else to that of a whole batch: each length is
+    a compilation of the model.
     """
 
     def __init__(self, max_len: int, usual: int, *args: Any, **kwargs: Any):

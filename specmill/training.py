@@ -27,7 +27,7 @@ from specmill import compat
 from specmill.draft_types import TYPES
 from specmill.files import read_json, write_json
 from specmill.head import best_epoch, worth
-from specmill.loading import make_loader
+from specmill.loading import make_loader, usual_length
 from specmill.muon import without_emulation
 from specmill.params import Train
 from specmill.replayed import Replayed
@@ -220,8 +220,10 @@ def train(
     )
     hidden_size = model.hidden_size
     num_aux = len(model.target_layer_ids)
+    length = usual_length((training, heldout), chosen)
     loaders = [
-        make_loader(data, chosen, hidden_size, num_aux, workers) for data in (training, heldout)
+        make_loader(data, chosen, length, hidden_size, num_aux, workers)
+        for data in (training, heldout)
     ]
     started = time.monotonic()
     with compat.trainable_without_accelerator(), without_emulation():

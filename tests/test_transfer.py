@@ -134,7 +134,9 @@ def test_processes_that_read_ahead_give_the_batches_of_reading_in_between(
     samples, _, view = data
     dataset = stored(samples, view)
     chosen = CHOSEN.model_copy(update={"tokens_per_step": 24})
-    one, two = (list(make_loader(dataset, chosen, HIDDEN_SIZE, 3, workers)) for workers in (0, 1))
+    one, two = (
+        list(make_loader(dataset, chosen, 24, HIDDEN_SIZE, 3, workers)) for workers in (0, 1)
+    )
     assert len(one) == len(two) == 2
     for batch, other in zip(one, two, strict=True):
         assert batch.keys() == other.keys()
