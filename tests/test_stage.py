@@ -201,3 +201,27 @@ with open_stage("vocab", []):
         text=True,
     )
     assert (done.returncode, done.stdout) == (0, "Say what this does.")
+
+
+def test_of_several_processes_only_the_first_one_locks_the_stage_and_has_a_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "CACHE", folder / "cache")
+    runs = []
+
+    def track(root: Path, name: str, *_: object) -> contextlib.AbstractContextManager[None]:
+        runs.append(name)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr("specmill.stage.track", track)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("RANK", "2")  # the first one of another node
+    with open_stage("train", ["train"], spread=True) as stage:
+        stage.tracker.log_metrics({"loss": 1.0})
+    assert runs == []
+    assert not (folder / "cache").exists()
+    monkeypatch.setenv("RANK", "0")
+    with open_stage("train", ["train"], spread=True):
+        pass
+    assert runs == ["train"]
+    assert (folder / "cache/locks/train").is_file()
