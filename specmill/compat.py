@@ -1,10 +1,10 @@
 """Everything that depends on the version of vLLM, speculators or torch, and only that.
 
-TESTED lists the combinations this project was run on; any other gets a warning, not an error.
+specmill/tested.py lists the combinations this project was run on, specmill/signatures.py what it
+calls of theirs.
 """
 
 import contextlib
-import logging
 import os
 import re
 import stat
@@ -19,13 +19,6 @@ from typing import Any
 
 from specmill.files import digest
 
-logger = logging.getLogger(__name__)
-
-TESTED = (
-    {"device": "cpu", "vllm": "0.32", "speculators": "0.9", "torch": "2.13"},
-    {"device": "cuda", "vllm": "0.26", "speculators": "0.9", "torch": "2.11"},
-)
-
 SPEC_COUNTERS = {
     "num_drafts": "vllm:spec_decode_num_drafts",
     "num_draft_tokens": "vllm:spec_decode_num_draft_tokens",
@@ -34,6 +27,9 @@ SPEC_COUNTERS = {
 SPEC_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 API_KEY = "SPECMILL_API_KEY"  # environment variable: key of the servers in extract_endpoints
 PORT_IN_USE = "address already in use"  # what asyncio and the kernel call it in a server's log
+SHARED_MEMORY_BYTES = 10 * 24 * 2**20
+"""Of a worker's message queue in /dev/shm (vllm shm_broadcast.py, MessageQueue, 0.32)."""
+OPEN_FILES = 65535  # what vLLM raises its limit to (utils/system_utils.py, set_ulimit)
 ENGINE_STEPS = "vllm:iteration_tokens_total"  # a histogram observed once per engine step
 
 
@@ -67,6 +63,11 @@ def package_version(*names: str) -> str:
     raise ModuleNotFoundError(f"none of {', '.join(names)} is installed; run `make venv`")
 
 
+def importing_processes(machine: str) -> int:
+    """Processes of one engine that import vLLM, one after the other: server, core, CPU worker."""
+    return 3 if machine == "cpu" else 2
+
+
 def engine_versions() -> dict[str, str]:
     """Versions of the packages a result depends on, without importing them."""
     return {
@@ -75,21 +76,6 @@ def engine_versions() -> dict[str, str]:
         "transformers": package_version("transformers"),
         "speculators": package_version("speculators"),
     }
-
-
-def warn_if_untested(versions: dict[str, str], machine: str) -> None:
-    """Log a warning when this combination of versions is not in TESTED."""
-    for row in TESTED:
-        if row["device"] == machine and all(
-            versions[name].startswith(row[name] + ".") for name in ("vllm", "speculators", "torch")
-        ):
-            return
-    logger.warning(
-        "untested versions on %s: %s; tested are %s",
-        machine,
-        ", ".join(f"{name} {versions[name]}" for name in ("vllm", "speculators", "torch")),
-        "; ".join(", ".join(f"{key} {value}" for key, value in row.items()) for row in TESTED),
-    )
 
 
 def server_command(model: Path, port: int, arguments: list[str]) -> list[str]:

@@ -7,8 +7,8 @@ verified, so nothing needs to be generated again.
 On a GPU vLLM tells by itself: `enable_return_routed_experts`, which needs its V2 runner and prefix
 caching, puts the ids into every output (its OpenAI server: `choices[i].routed_experts`, base64 of a
 .npy). The V1 runner, the only one on a CPU, refuses the option; there specmill.routed_worker
-listens to the same routers. Everything here depends on the engine's version (specmill.compat,
-TESTED).
+listens to the same routers. Everything here depends on the engine's version
+(specmill/tested.py).
 """
 
 import base64

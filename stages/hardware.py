@@ -11,11 +11,11 @@ Run      dvc repro hardware
 import sys
 
 from specmill import paths
-from specmill.compat import warn_if_untested
 from specmill.files import write_json
 from specmill.hardware import describe_machine
 from specmill.params_file import load_params
 from specmill.stage import show_help
+from specmill.tested import warn_if_untested
 
 
 def main() -> None:

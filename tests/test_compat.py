@@ -1,4 +1,3 @@
-import logging
 import os
 import sys
 from importlib.metadata import version
@@ -22,8 +21,6 @@ enable_chunked_prefill=True, compilation_config={'mode': <CompilationMode.DYNAMO
 (VllmWorker-0 pid=3) WARNING 11-29 14:24:58 [cpu.py:224] Triton is not installed.
 (VllmWorker-0 pid=3) INFO 11-29 14:25:01 [cpu.py:101] Using CPU_ATTN attention backend
 """
-
-TESTED_CPU = {"vllm": "0.32.0", "speculators": "0.9.0", "torch": "2.13.0+cpu", "transformers": "5"}
 
 
 def test_facts_are_read_from_the_log_of_a_cpu_engine() -> None:
@@ -69,31 +66,6 @@ def test_asynchronous_scheduling_is_on_off_or_not_stated(line: str, expected: bo
 
 def test_the_second_model_runner_is_told_from_the_first() -> None:
     assert compat.engine_facts("INFO Using V2 Model Runner")["model_runner"] == "V2"
-
-
-def test_a_tested_combination_is_not_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        compat.warn_if_untested(TESTED_CPU, "cpu")
-    assert caplog.text == ""
-
-
-@pytest.mark.parametrize(
-    ("changed", "machine", "named"),
-    [
-        ({"vllm": "0.33.0"}, "cpu", "untested versions on cpu: vllm 0.33.0"),
-        ({"vllm": "0.320.0"}, "cpu", "vllm 0.320.0"),
-        ({"speculators": "0.10.0"}, "cpu", "speculators 0.10.0"),
-        ({"torch": "2.12.1"}, "cpu", "torch 2.12.1"),
-        ({}, "cuda", "untested versions on cuda: vllm 0.32.0"),
-    ],
-)
-def test_another_combination_is_warned_about_and_goes_on(
-    caplog: pytest.LogCaptureFixture, changed: dict[str, str], machine: str, named: str
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        compat.warn_if_untested(TESTED_CPU | changed, machine)
-    assert named in caplog.text
-    assert "tested are device cpu, vllm 0.32" in caplog.text
 
 
 def test_the_version_of_the_first_installed_distribution_is_taken() -> None:
