@@ -16,7 +16,7 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help venv repro show test test-long unit lint docs lock clean
+.PHONY: help venv doctor repro show test test-long unit lint docs lock clean
 
 .DEFAULT_GOAL := help
 
@@ -55,6 +55,9 @@ $(STAMP): $(LOCK)
 	    "$$(grep '^$(BUILT)==' $(LOCK))"; \
 	fi
 	touch $@
+
+doctor: venv ## would a run work here, and what would it take; PARAMS=profiles/NAME.yaml asks for a profile
+	@python -m specmill.doctor $(if $(PARAMS),--params "$(PARAMS)")
 
 repro: venv ## run what changed and print the comparison; PARAMS=profiles/NAME.yaml uses a profile
 	@if [ -n "$(PARAMS)" ]; then python -m specmill.profile "$(PARAMS)"; fi

@@ -92,7 +92,7 @@ def check_source(source: str) -> None:
     if kind == "folder":
         _folder_source(place)
     if kind == "wheel":
-        _wheel_source(place)
+        wheel_file(place)
 
 
 def check_unchanged(source: str, folder: Path) -> None:
@@ -118,7 +118,8 @@ def _folder_source(place: str) -> Path:
     return model
 
 
-def _wheel_source(package: str) -> Path:
+def wheel_file(package: str) -> Path:
+    """The one GGUF file in an installed package; raises ValueError when there is not one."""
     module = importlib.util.find_spec(package.replace("-", "_"))
     places = list(module.submodule_search_locations or []) if module else []
     files = [path for place in places for path in sorted(Path(place).glob("*.gguf"))]
@@ -255,7 +256,7 @@ def _dequantise_wheel(package: str, dtype: str, folder: Path) -> dict[str, Any]:
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    source = _wheel_source(package)
+    source = wheel_file(package)
     logger.info("dequantising %s to %s", source.name, dtype)
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     model = AutoModelForCausalLM.from_pretrained(

@@ -1,0 +1,132 @@
+"""How much work params.yaml asks for: conversations, turns and tokens, before any is answered.
+
+Answers are as long as they may be and every round of a bench is run, so the figures are upper
+bounds. Of a local dataset the conversations are counted; of one on the Hub, which is not downloaded
+here, as many as params.yaml allows are taken, with contexts as long as the verifier's.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import ceil
+
+from specmill.conversations import Conversation
+from specmill.params import Params
+from specmill.prepare import pick_conversations
+
+Count = Callable[[str], int]
+"""Tokens of a text."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Questions to be answered one after the other in their conversations."""
+
+    number: int
+    read_tokens: int
+    """Of all their prompts, earlier turns included."""
+    row_tokens: int
+    """Of all rows of the samples: each prompt with its answer."""
+    answer_tokens: int
+
+    def __add__(self, other: "Turns") -> "Turns":
+        return Turns(
+            self.number + other.number,
+            self.read_tokens + other.read_tokens,
+            self.row_tokens + other.row_tokens,
+            self.answer_tokens + other.answer_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What there is to answer, to keep and to measure."""
+
+    training: Turns
+    heldout: Turns
+    bench: Turns
+    num_categories: int
+    """Prompt types of the bench."""
+    bench_prompt_tokens: int
+    """Of one bench prompt, on average."""
+
+    @property
+    def all(self) -> Turns:
+        """Whatever is kept with its hidden states."""
+        return self.training + self.heldout + self.bench
+
+
+def workload(params: Params, count: Count) -> Workload:
+    """Count what params.yaml asks for.
+
+    Raises:
+        ValueError: when a dataset cannot be read or is too small, or nothing says how much of one
+            on the Hub is used.
+    """
+    chosen, longest = params.prepare, params.verifier.max_model_len
+    if any(one.source.startswith("hub:") for one in (*chosen.dataset, *chosen.bench)):
+        number = chosen.limit or chosen.max_rows
+        if number is None:
+            raise ValueError("prepare.limit and prepare.max_rows are both null: set one")
+        num_bench = len(chosen.bench) * chosen.bench_per_category
+        training, heldout, bench = (
+            _bound(many, longest, chosen.max_tokens) for many in (number, chosen.heldout, num_bench)
+        )
+        return Workload(training, heldout, bench, len(chosen.bench), longest - chosen.max_tokens)
+    picked = pick_conversations(chosen)
+    training, heldout, bench = (
+        _turns(found, count, chosen.max_tokens, longest)
+        for found in (picked.training, picked.heldout, picked.bench)
+    )
+    categories = {one.category for one in picked.bench}
+    mean = ceil(bench.read_tokens / bench.number)
+    return Workload(training, heldout, bench, len(categories), mean)
+
+
+def _bound(number: int, longest: int, answer: int) -> Turns:
+    return Turns(number, number * (longest - answer), number * longest, number * answer)
+
+
+def _turns(found: Iterable[Conversation], count: Count, answer: int, longest: int) -> Turns:
+    number = read = rows = 0
+    for conversation in found:
+        before = 0
+        for exchange in conversation.exchanges:
+            before += sum(count(str(message["content"])) for message in exchange.messages)
+            number += 1
+            read += min(before, longest)
+            before += answer
+            rows += min(before, longest)
+    return Turns(number, read, rows, number * answer)
+
+
+@dataclass(frozen=True)
+class BenchCell:
+    """Cells of one kind of load, over all rounds."""
+
+    in_flight: int
+    waves: int
+    """Times that so many requests are answered together."""
+    seconds: float
+    """Of an open loop, whose length is set; 0 of a closed one."""
+
+
+def bench_cells(params: Params, num_categories: int) -> list[BenchCell]:
+    """What a bench sends to one server at most (specmill/plan.py says how cells are made)."""
+    bench, found = params.bench, []
+    for concurrency in bench.concurrency:
+        waves = bench.requests if concurrency == 1 else ceil(bench.requests / concurrency)
+        times = bench.rounds * len(bench.context) * num_categories
+        found.append(BenchCell(concurrency, waves * times, 0.0))
+    for _ in bench.rates:
+        seconds = bench.rounds * len(bench.context) * bench.requests * bench.seconds
+        found.append(BenchCell(0, 0, seconds))
+    return found
+
+
+def bench_starts(params: Params, speculates: bool) -> int:
+    """Engine starts of one bench stage (as `specmill.pace.describe` counts them)."""
+    bench = params.bench
+    lengths = len({params.spec.tokens, *params.spec.sweep}) if speculates else 1
+    if bench.reference == "beside":
+        return 1 + lengths
+    return 1 + lengths * bench.rounds + bench.rounds % 2

@@ -1,0 +1,117 @@
+"""The doctor as a whole, on constructed machines: what it judges, prints and ends with."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specmill import doctor
+from specmill.doctor import as_data, examine, main, text
+from specmill.finding import Finding
+from specmill.params_file import load_params
+from tests.patients import ENGINE, ROOT, SMOLLM, card, h200, machine, params, seen
+
+PROFILES = [ROOT / "params.yaml", *sorted((ROOT / "profiles").glob("*.yaml"))]
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def levels(answer: Any, check: str) -> set[str]:
+    return {one.level for one in answer.findings if one.check == check}
+
+
+@pytest.mark.parametrize("file", PROFILES, ids=lambda path: path.stem)
+def test_every_profile_is_examined_and_costed_on_a_healthy_machine(file: Path) -> None:
+    chosen = load_params(file)
+    answer = examine(chosen, seen(), [])
+    assert [one.line for one in answer.findings if one.level == "problem"] == []
+    stages = {cost.stage for cost in answer.costs}
+    assert {"prepare", "extract", "curves"} <= stages
+    assert {f"bench@{name}" for name in chosen.methods} <= stages
+    assert all(cost.seconds > 0 for cost in answer.costs if cost.starts)
+    assert sum(cost.seconds for cost in answer.costs) < 24 * 3600
+
+
+def test_a_finding_is_a_line_with_what_was_found_and_what_to_do() -> None:
+    finding = Finding("problem", "disk", "1 GB free", "another disk")
+    assert finding.line == "problem  disk: 1 GB free; another disk"
+
+
+def test_a_verifier_that_cannot_be_read_is_a_problem_and_the_rest_is_still_examined() -> None:
+    answer = examine(params(), seen(card=ValueError("no such folder")), [])
+    assert levels(answer, "verifier") == {"problem"}
+    assert levels(answer, "versions") == {"ok"}
+    assert answer.costs == []
+
+
+def test_a_vllm_that_cannot_be_imported_is_a_problem() -> None:
+    answer = examine(params(), seen(engine="ImportError: libcudart"), [])
+    assert levels(answer, "engine") == {"problem"}
+    assert answer.costs
+
+
+def test_weights_that_are_not_counted_are_a_warning_and_cost_nothing() -> None:
+    answer = examine(params(), seen(card=card(SMOLLM | {"model_type": "rwkv"})), [])
+    assert levels(answer, "size") == {"warning"}
+    assert answer.costs == []
+
+
+def test_rows_that_no_stage_can_serve_are_a_problem() -> None:
+    rows = {"x": {"method": "ngram", "section": "spec", "head": "models/none_such"}}
+    assert levels(examine(params(methods=rows), seen(), []), "methods") == {"problem"}
+
+
+def test_too_few_prompts_are_a_problem() -> None:
+    answer = examine(params(prepare={"limit": 100_000}), seen(), [])
+    assert levels(answer, "prompts") == {"problem"}
+
+
+def test_the_command_ends_with_1_exactly_when_there_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor.doctor_services, "check_all", lambda _: [])
+    for what, status in ((seen(), 0), (seen(machine=machine(compiler=None)), 1)):
+        monkeypatch.setattr(doctor, "see", lambda _, what=what: what)
+        with pytest.raises(SystemExit) as ended:
+            main(["--json", "--dollars-per-hour", "3.6", "--params", "profiles/smoke.yaml"])
+        assert ended.value.code == status
+        said = json.loads(capsys.readouterr().out)
+        assert said["ok"] == (status == 0)
+        for cost in said["costs"]:
+            assert cost["dollars"] == pytest.approx(cost["seconds"] / 1000)
+
+
+def test_a_params_file_that_is_not_valid_ends_it_before_anything_is_looked_at(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "x.yaml").write_text("verifier: {}\n")
+    with pytest.raises(SystemExit, match=r"problem  params: .*is not valid"):
+        main(["--params", str(tmp_path / "x.yaml")])
+
+
+def test_without_a_price_no_money_is_named() -> None:
+    answer = examine(params(), seen(), [])
+    assert "$" not in text(answer, None)
+    assert "$" in text(answer, 2.0)
+    assert all("dollars" not in row for row in as_data(answer, None)["costs"])
+    assert text(answer, None).endswith("no problem found\n")
+
+
+def test_on_a_gpu_every_k_of_the_curves_has_an_engine_of_its_own() -> None:
+    chosen = params()
+    on_cpu = {cost.stage: cost for cost in examine(chosen, seen(), []).costs}
+    on_gpu = {cost.stage: cost for cost in examine(chosen, seen(machine=h200()), []).costs}
+    # none, and two kinds (tokens, eagle3) at K 1, 3 and 8
+    assert on_cpu["curves"].starts == 1 + 2
+    assert on_gpu["curves"].starts == 1 + 2 * 3
+
+
+def test_a_drifted_interface_is_a_problem_that_quotes_it() -> None:
+    engine = ENGINE | {"drift": ["vllm:LLM (specmill/engines.py) needs colour too"]}
+    answer = examine(params(), seen(engine=engine), [])
+    assert [one.found for one in answer.findings if one.check == "interfaces"] == engine["drift"]
+    assert answer.is_ill
