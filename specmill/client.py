@@ -237,7 +237,7 @@ def _as_openai(message: dict[str, Any]) -> dict[str, Any]:
 
 _NO_IDS = (
     "the server left the token ids out of its answer; this vLLM does not know return_token_ids "
-    "(tested versions: specmill/compat.py)"
+    "(tested versions: specmill/tested.py)"
 )
 
 

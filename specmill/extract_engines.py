@@ -2,7 +2,7 @@
 
 Eager mode: prefill gains nothing from compilation that would be worth its start. Prefix caching is
 off because a cache hit leaves the hidden states of the hit out (vllm#44485); chunked prefill is off
-for the same reason. Everything here depends on the engine's version (specmill.compat, TESTED).
+for the same reason. Everything here depends on the engine's version (specmill/tested.py).
 
 The servers, each on GPUs of its own, are what `runtime.extract_endpoints` names when somebody else
 has started them: each takes samples from one queue, so a slow one gets fewer, and what one that
