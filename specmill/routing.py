@@ -141,7 +141,7 @@ def _read(engine: Any, sample: Sample, tells: bool) -> np.ndarray:
     if ids is None or len(ids) != len(sample.input_ids):
         raise RuntimeError(
             f"the engine told the experts of {0 if ids is None else len(ids)} of "
-            f"{len(sample.input_ids)} tokens; tested versions: specmill/compat.py"
+            f"{len(sample.input_ids)} tokens; tested versions: specmill/tested.py"
         )
     return np.asarray(ids)
 
