@@ -13,16 +13,15 @@ import torch
 from safetensors import safe_open
 
 from specmill.files import read_json
-from specmill.head_checks import Shapes, differences, misfits
+from specmill.head_checks import differences, misfits
 from specmill.head_facts import trained_for
+from specmill.head_shapes import WEIGHTS, tensor_shapes
 from specmill.offline import expected_shapes
 from specmill.random_tensors import looks_drawn
 from specmill.samples import Sample
 from specmill.section import DoesNotFit
 from specmill.trials import read_tables, try_offline
 from specmill.view import StateView
-
-WEIGHTS = "model.safetensors"
 
 
 def inspect_head(
@@ -80,7 +79,7 @@ def _whole(folder: Path, verifier: dict[str, Any], verifier_head: Path) -> dict[
         raise DoesNotFit(f"{folder.name} is a head of kind {kind}, not eagle3")
     try:
         expected = expected_shapes(folder)
-        reasons = misfits(config, _shapes(folder), expected, verifier)
+        reasons = misfits(config, tensor_shapes(folder), expected, verifier)
     except ValueError as error:
         raise DoesNotFit(f"{folder.name}: its config makes no head: {error}") from None
     if reasons:
@@ -91,12 +90,6 @@ def _whole(folder: Path, verifier: dict[str, Any], verifier_head: Path) -> dict[
     if d2t is not None and (fault := mapping_fault(d2t, t2d, verifier["vocab_size"])):
         found["mapping"] = fault
     return found
-
-
-def _shapes(folder: Path) -> Shapes:
-    with safe_open(folder / WEIGHTS, framework="pt") as weights:
-        names = list(weights.keys())
-        return {name: tuple(weights.get_slice(name).get_shape()) for name in names}
 
 
 def _contents(folder: Path) -> dict[str, str]:

@@ -26,6 +26,7 @@ from speculators.models.eagle3.config import Eagle3SpeculatorConfig
 from speculators.models.eagle3.core import Eagle3DraftModel
 
 from specmill import compat
+from specmill.head_shapes import shapes_of
 from specmill.samples import Sample
 from specmill.states import restore
 from specmill.view import StateView
@@ -72,13 +73,7 @@ def expected_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         ValueError: when its config is not one of an EAGLE-3 head.
     """
-    with torch.device("meta"):
-        model = Eagle3DraftModel(read_config(folder))
-    return {
-        name: tuple(tensor.shape)
-        for name, tensor in model.state_dict().items()
-        if not name.startswith("verifier_")
-    }
+    return shapes_of(read_config(folder))
 
 
 def load_draft_model(folder: Path, verifier_head: Path, dtype: torch.dtype) -> Eagle3DraftModel:
