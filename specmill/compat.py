@@ -31,6 +31,8 @@ SHARED_MEMORY_BYTES = 10 * 24 * 2**20
 """Of a worker's message queue in /dev/shm (vllm shm_broadcast.py, MessageQueue, 0.32)."""
 OPEN_FILES = 65535  # what vLLM raises its limit to (utils/system_utils.py, set_ulimit)
 ENGINE_STEPS = "vllm:iteration_tokens_total"  # a histogram observed once per engine step
+# widths of an attention head that vLLM's usual backend takes: FlashAttention, or that of the CPU
+HEAD_DIMS = {"cuda": range(8, 257, 8), "cpu": (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)}
 
 
 def device() -> str:
@@ -143,7 +145,7 @@ def environment_prefix() -> Path:
         ValueError: when that folder is not ours alone, or has a blank too.
     """
     prefix = Path(sys.prefix)
-    if not set(str(prefix)) & _UNUSABLE:
+    if not set(str(prefix)) & set(" :"):
         return prefix
     folder = Path(tempfile.gettempdir()) / f"specmill-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -151,15 +153,12 @@ def environment_prefix() -> Path:
     if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode) or owner.st_mode & 0o022:
         raise ValueError(f"{folder} is not a folder of this user alone; set TMPDIR to another")
     link = folder / digest(str(prefix))[:16]
-    if set(str(link)) & _UNUSABLE:
+    if set(str(link)) & set(" :"):
         raise ValueError(f"TMPDIR and {prefix} both have a blank or colon; set TMPDIR to another")
     if not link.is_symlink():
         with contextlib.suppress(FileExistsError):  # another stage was quicker
             link.symlink_to(prefix)
     return link
-
-
-_UNUSABLE = {" ", ":"}
 
 
 def _interpreter() -> str:

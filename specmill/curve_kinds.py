@@ -101,23 +101,26 @@ def _name_and_shape(method: Method, params: Params) -> tuple[str, Shape]:
         return f"draft_model/draft/{name}", params.draft_models[name]
     if method.method == "medusa" and folder == paths.MEDUSA and name in params.medusa:
         return f"medusa/{name}", params.medusa[name]
-    if num_layers := _layers_of_head(method, params):
-        changes = {"type": method.method, "num_layers": num_layers}
-        same = num_layers == params.train.num_layers
-        kind = method.method if same else f"{method.method}/{num_layers}_layers"
-        return kind, params.train.model_copy(update=changes)
+    if shape := _shape_of_head(method, params):
+        differs = {
+            f"{shape.num_layers}_layers": shape.num_layers != params.train.num_layers,
+            shape.draft: shape.draft != params.train.draft,
+        }
+        return "/".join([method.method, *(what for what, does in differs.items() if does)]), shape
     raise DoesNotFit(
         f"params.yaml does not say what {method.head} looks like as {method.method}, and its step "
         "time is measured before it is there"
     )
 
 
-def _layers_of_head(method: Method, params: Params) -> int | None:
-    """Decoder layers of the head that a row serves; None where params.yaml does not say."""
+def _shape_of_head(method: Method, params: Params) -> Train | None:
+    """What the head that a row serves is made like; None where params.yaml does not say."""
     folder, name = Path(method.head).parent, Path(method.head).name
     sibling = params.siblings.get(name) if folder == paths.SIBLINGS else None
-    if sibling is not None:
-        return sibling.num_layers if sibling.type == method.method else None
+    if sibling is not None and sibling.type == method.method:
+        return params.train.of_its_own(type=sibling.type, num_layers=sibling.num_layers)
     is_trained = method.head == TRAINED_HEAD and method.method == params.train.type
     is_outside = folder == paths.HEADS and method.method == "eagle3"
-    return params.train.num_layers if is_trained or is_outside else None
+    if is_trained or is_outside:
+        return params.train.model_copy(update={"type": method.method, "from_": None})
+    return None

@@ -14,6 +14,8 @@ from specmill.params_curves import Curves
 from specmill.params_data import RENDERING, Datasets
 from specmill.params_experts import Experts
 from specmill.params_heads import (
+    LIKE_VERIFIER,
+    Draft,
     DraftModel,
     ForeignHead,
     HeadType,
@@ -21,6 +23,7 @@ from specmill.params_heads import (
     OutsideHead,
     Sibling,
     SpoiledHead,
+    StartHead,
 )
 from specmill.params_imported import Imported, check_names
 from specmill.params_parallel import Parallel
@@ -132,6 +135,12 @@ class Train(Section):
 
     type: HeadType
     """What is trained (specmill.draft_types); the method of the same name serves it."""
+    draft: Draft = LIKE_VERIFIER
+    """EAGLE-3: what it looks like. `like-verifier`, `kimi-k2-eagle3`, or `file:PATH` of a JSON file
+    with a Llama's config or a head's (docs/draft-model.md)."""
+    from_: StartHead = Field(default=None, alias="from")
+    """EAGLE-3: the head to go on from, `folder:PATH` or `hub:ORG/NAME`, or keys as in `heads`; null
+    starts with random weights. The vocabulary mapping is then that head's."""
     epochs: Count
     lr: Annotated[float, Field(gt=0)]
     """Peak learning rate; Muon's updates are scaled to AdamW's, so one value serves both."""
@@ -153,14 +162,27 @@ class Train(Section):
     """Tokens packed into one optimizer step; longer samples are cut."""
     num_layers: Count
     """Decoder layers of the draft model."""
-    sliding_window: Count
-    """Attention window of the draft layers, in tokens."""
+    sliding_window: Count | None
+    """Attention window of the draft layers, in tokens; null lets them see everything."""
     norm_before_fc: bool
     """Normalise the concatenated aux hidden states (EAGLE-3.1, P-EAGLE)."""
     norm_output: bool
     """EAGLE-3: feed normalised states from one TTT step to the next (EAGLE-3.1)."""
     seed: Seed
     """Of the draft model's first weights and the order of samples."""
+
+    @model_validator(mode="after")
+    def _only_eagle3_has_a_shape_or_a_start(self) -> "Train":
+        given = {"draft": self.draft != LIKE_VERIFIER, "from": self.from_ is not None}
+        if self.type != "eagle3" and any(given.values()):
+            wrong = ", ".join(key for key, is_given in given.items() if is_given)
+            raise ValueError(f"type is {self.type}, and {wrong} is for eagle3 alone")
+        return self
+
+    def of_its_own(self, **changes: Any) -> "Train":
+        """The training of another head: shaped like the verifier, from random weights."""
+        fresh = {"draft": LIKE_VERIFIER, "from_": None}
+        return self.model_copy(update=fresh | changes)
 
 
 class Spec(Section):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from ruamel.yaml import YAML, YAMLError
 
 from specmill import paths
@@ -72,9 +73,14 @@ def _keys_beside(location: list[str]) -> list[str]:
     for depth, part in enumerate(location[:-1]):
         # the name of a row or head is no field, nor an index
         named = len(location[:depth]) == 1 and _is_mapping(location[0])
-        if part in section.model_fields and not named:
-            section = _sections_in(section.model_fields[part].annotation)[0]
-    return list(section.model_fields)
+        if part in _fields(section) and not named:
+            section = _sections_in(_fields(section)[part].annotation)[0]
+    return list(_fields(section))
+
+
+def _fields(section: type[Section]) -> dict[str, FieldInfo]:
+    """Fields by the key that params.yaml has for them."""
+    return {field.alias or name: field for name, field in section.model_fields.items()}
 
 
 def _is_mapping(name: str) -> bool:
@@ -107,7 +113,7 @@ def reference(params: Path) -> str:
         else:
             lines += ["", f"## {name}", "", about, "", *_table(section, values[name])]
         nested: dict[type[Section], list[str]] = {}
-        for key, inner in section.model_fields.items():
+        for key, inner in _fields(section).items():
             for kind in _sections_in(inner.annotation):
                 nested.setdefault(kind, []).append(key)
         for kind, keys in nested.items():
@@ -121,7 +127,7 @@ def _table(section: type[Section], values: Any) -> list[str]:
     """Rows of one section; keys that are sections themselves follow in a table of their own."""
     lines = ["| key | type | value | |", "| --- | --- | --- | --- |"]
     schema = section.model_json_schema()
-    for name, field in section.model_fields.items():
+    for name, field in _fields(section).items():
         value = ""
         if isinstance(values, dict) and name in values:
             value = f"`{_as_yaml(values[name])}`"

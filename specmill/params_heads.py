@@ -4,13 +4,25 @@ Each is a mapping from a name to how that artefact is made; empty by default, so
 trained or fetched that no row needs. A row names what it serves in `methods.NAME.head`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from specmill.section import Count, Section, Seed, Size
 
 HeadType = Literal["eagle3", "peagle", "dflash"]
+LIKE_VERIFIER = "like-verifier"
+
+
+def _known_draft(draft: str) -> str:
+    kind, _, place = draft.partition(":")
+    if draft not in (LIKE_VERIFIER, "kimi-k2-eagle3") and (kind != "file" or not place):
+        raise ValueError(f"write {LIKE_VERIFIER}, kimi-k2-eagle3 or file:PATH")
+    return draft
+
+
+Draft = Annotated[str, AfterValidator(_known_draft)]
+"""What a draft model is shaped like (specmill.draft_config)."""
 
 
 class Medusa(Section):
@@ -34,7 +46,8 @@ class Medusa(Section):
 
 
 class Sibling(Section):
-    """Another head trained on the same states, `models/siblings/NAME`."""
+    """Another head trained on the same states, `models/siblings/NAME`; shaped like the verifier
+    and trained from nothing, whatever `train.draft` and `train.from` say."""
 
     type: HeadType
     """What is trained (specmill.draft_types)."""
@@ -56,7 +69,7 @@ class DraftModel(Section):
 
 
 class OutsideHead(Section):
-    """A head that was trained elsewhere, `models/heads/NAME`."""
+    """A head that was trained elsewhere; one of `heads` becomes `models/heads/NAME`."""
 
     source: str
     """`folder:PATH` or `hub:ORG/NAME`, in speculators' format or the EAGLE authors'."""
@@ -78,6 +91,15 @@ class OutsideHead(Section):
         return self
 
 
+def _lone_source(value: Any) -> Any:
+    """A source alone is a head."""
+    return {"source": value} if isinstance(value, str) else value
+
+
+StartHead = Annotated[OutsideHead | None, BeforeValidator(_lone_source)]
+"""The head that a training starts from; None draws a fresh one."""
+
+
 class ForeignHead(Section):
     """A head trained on a noised copy of the verifier, `models/heads/NAME`: a head for another
     model, as one is found for a model's earlier version."""
@@ -87,7 +109,7 @@ class ForeignHead(Section):
     max_samples: Count | None
     """Training samples to use, the first of the file; null uses all."""
     epochs: Count
-    """Epochs; everything else is as in `train`."""
+    """Epochs; everything else is as in `train`, but for `train.from`."""
     seed: Seed
     """Of the noise."""
 

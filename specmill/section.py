@@ -21,6 +21,7 @@ class Section(BaseModel):
         strict=True,
         allow_inf_nan=False,
         use_attribute_docstrings=True,  # docs/params.md is made of them
+        serialize_by_alias=True,  # a key that Python reserves is a field of another name
     )
 
 

@@ -8,17 +8,21 @@ from typing import Any
 import torch
 
 from specmill import compat, paths, processes
+from specmill.decoder import surroundings
 from specmill.distributed import one_after_the_first, process_group
+from specmill.draft_config import check_draft, read_draft
 from specmill.files import digest, read_json, write_json
 from specmill.head import curves, expected_length, export_head
+from specmill.head_facts import PROVENANCE
 from specmill.params import Runtime, Train
 from specmill.revision import code_state
 from specmill.samples import Sample, check_apart, digest_of, read_samples
 from specmill.stage import Stage
-from specmill.training import build_draft_model, train
+from specmill.training import build_draft_model, check_vocabulary, train
 from specmill.transfer import StoredSamples
 from specmill.view import StateView
 from specmill.vocab import load_tables, tables_digest
+from specmill.warm_start import check_start, load_weights
 
 
 def train_head(stage: Stage, chosen: Train, head: Path, plots: Path, metrics: Path) -> None:
@@ -36,8 +40,9 @@ def train_head(stage: Stage, chosen: Train, head: Path, plots: Path, metrics: Pa
     Raises:
         ValueError: as `fit_head`.
     """
-    samples = read_splits(chosen)
     verifier, view = read_json(paths.HEAD_IDENTITY), StateView(paths.HIDDEN_STATES)
+    check_model(chosen, paths.VERIFIER_HEAD, view)
+    samples = read_splits(chosen)
     with process_group():
         best, epochs = fit_head(stage, chosen, samples, verifier, paths.VERIFIER_HEAD, view, head)
     if processes.rank() > 0:
@@ -54,6 +59,24 @@ def train_head(stage: Stage, chosen: Train, head: Path, plots: Path, metrics: Pa
         },
     )
     drop_checkpoints(best)
+
+
+def check_model(chosen: Train, verifier_head: Path, view: StateView) -> None:
+    """Refuse a shape that does not fit, or a head that cannot be gone on from, before any sample
+    is read.
+
+    Args:
+        chosen: What to train and how.
+        verifier_head: The verifier's slice.
+        view: Its hidden states.
+
+    Raises:
+        ValueError: as `check_draft` and `check_start`.
+    """
+    tables = load_tables(paths.VOCAB)
+    around = surroundings(verifier_head, len(tables[0]), list(view.spec.layer_ids[:-1]))
+    check_draft(chosen, around)
+    check_start(chosen, around, verifier_head, tables_digest(*tables), paths.START)
 
 
 def read_splits(chosen: Train) -> list[list[Sample]]:
@@ -109,6 +132,8 @@ def fit_head(
         "vocabulary": tables_digest(*load_tables(paths.VOCAB)),
         "verifier": verifier,
         "versions": compat.engine_versions(),
+        "draft": read_draft(chosen.draft),
+        "start": read_json(paths.START / PROVENANCE) if chosen.from_ else None,
     }
     checkpoints = paths.CACHE / "checkpoints" / digest(provenance)
     runtime = stage.params.runtime
@@ -161,8 +186,11 @@ def training_inputs(
 
     with one_after_the_first():  # finds what that has written
         training, heldout = map(stored, samples)
-    aux_ids = list(view.spec.layer_ids[:-1])
-    model = build_draft_model(verifier_head, aux_ids, *load_tables(paths.VOCAB), chosen)
+    tables = load_tables(paths.VOCAB)
+    model = build_draft_model(verifier_head, list(view.spec.layer_ids[:-1]), *tables, chosen)
+    if chosen.from_:
+        load_weights(model, paths.START)
+        check_vocabulary(model, *tables)
     return model, training, heldout
 
 

@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from speculators.train.checkpointer import SingleGPUCheckpointer
-from speculators.train.cli import create_transformer_layer_config
 from speculators.train.distributed import get_rank, get_world_size
 from speculators.train.trainer import Trainer, TrainerConfig
 from transformers import set_seed
 
 from specmill import compat
+from specmill.decoder import decoder_config, further_flags, surroundings
+from specmill.draft_config import check_draft
 from specmill.draft_types import TYPES
 from specmill.files import read_json, write_json
 from specmill.head import best_epoch, worth
@@ -48,7 +49,7 @@ EpochCallback = Callable[[int, dict[str, float]], None]
 def build_draft_model(
     verifier_head: Path, aux_ids: list[int], d2t: np.ndarray, t2d: np.ndarray, chosen: Train
 ) -> Any:
-    """A fresh draft model shaped after the verifier, with the chosen vocabulary in it.
+    """A fresh draft model of the chosen shape, with the chosen vocabulary in it.
 
     Args:
         verifier_head: What training needs of the verifier.
@@ -58,27 +59,22 @@ def build_draft_model(
         chosen: Its type, shape and seed.
 
     Raises:
-        ValueError: when the model ends up with another vocabulary than asked for.
+        ValueError: as `check_draft`, and when the model ends up with another vocabulary than asked
+            for.
     """
     chosen_type = TYPES[chosen.type]
     set_seed(chosen.seed)  # the weights are drawn here
-    config = create_transformer_layer_config(
-        verifier_name_or_path=str(verifier_head),
-        num_layers=chosen.num_layers,
-        draft_arch=chosen_type.decoder,
-        hidden_act=None,
-        sliding_window=chosen.sliding_window,
-        full_attention_indices=[],
-    )
+    around = surroundings(verifier_head, len(d2t), aux_ids)
+    draft = check_draft(chosen, around)
     model = chosen_type.model.from_training_args(
-        verifier_config=config,
+        verifier_config=decoder_config(verifier_head, chosen, chosen_type.decoder, draft),
         t2d=torch.from_numpy(t2d),
         d2t=torch.from_numpy(d2t),
         verifier_name_or_path=str(verifier_head),
         target_layer_ids=aux_ids,
         draft_vocab_size=len(d2t),
         draft_attn_impl=compat.draft_attention(compat.device()),
-        **chosen_type.shape(chosen, verifier_head),
+        **chosen_type.shape(chosen, verifier_head) | further_flags(draft),
     )
     check_vocabulary(model, d2t, t2d)
     return model

@@ -21,7 +21,7 @@ from specmill.head_facts import INSPECTION
 from specmill.inspection import inspect_head
 from specmill.section import entry
 from specmill.stage import open_stage
-from specmill.train_head import drop_checkpoints, fit_head, read_splits
+from specmill.train_head import check_model, drop_checkpoints, fit_head, read_splits
 from specmill.verifier import model_path
 from specmill.view import StateView
 
@@ -31,10 +31,12 @@ def main(name: str) -> None:
     with open_stage(f"foreign_head@{name}", ["train", "foreign_heads", "parallel"]) as stage:
         foreign = entry("foreign_heads", stage.params.foreign_heads, name)
         chosen = stage.params.train.model_copy(
-            update={"type": "eagle3"} | foreign.model_dump(include={"epochs", "max_samples"})
+            update={"type": "eagle3", "from_": None}
+            | foreign.model_dump(include={"epochs", "max_samples"})
         )
         verifier, clean = read_json(paths.HEAD_IDENTITY), StateView(paths.HIDDEN_STATES)
         clean.check_verifier(verifier)
+        check_model(chosen, paths.VERIFIER_HEAD, clean)
         samples = read_splits(chosen)
         scratch, folder = paths.CACHE / "foreign" / name, paths.HEADS / name
         shutil.rmtree(scratch, ignore_errors=True)  # of a run that was interrupted

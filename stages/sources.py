@@ -3,6 +3,8 @@
 Reads    the datasets of params.prepare; that the verifier's source is there
 Writes   reports/sources.json         each dataset as asked for, with the digest of a local one
          reports/head_sources.json    the same of every head from elsewhere
+         reports/draft_source.json    the shape of the draft model
+         reports/start_source.json    the head that training starts from
          reports/imported_sources.json    and of every result of another tool
 Params   read but not tracked: this stage runs always, and its output is compared by content
 
@@ -12,6 +14,7 @@ Run      dvc repro sources
 import sys
 
 from specmill import paths
+from specmill.draft_sources import check_shape, identify_draft, identify_start
 from specmill.files import write_json
 from specmill.imported import identify_imported
 from specmill.methods import check_methods
@@ -29,6 +32,7 @@ def main() -> None:
         check_source(params.verifier.source)
         check_unchanged(params.verifier.source, paths.VERIFIER)
         check_methods(params)
+        check_shape(params)
         for dataset in (*params.prepare.dataset, *params.prepare.bench):
             check_readable(dataset)
         datasets = {
@@ -42,6 +46,9 @@ def main() -> None:
         # a file of its own: another head must not answer the prompts again
         heads = {name: identify_head(head) for name, head in params.heads.items()}
         write_json(paths.HEAD_SOURCES, heads)
+        write_json(paths.DRAFT_SOURCE, identify_draft(params.train.draft))
+        size = params.vocab.draft_vocab_size
+        write_json(paths.START_SOURCE, identify_start(params.train, size))
         imported = {
             name: identify_imported(f"imported.{name}", row)
             for name, row in params.imported.items()

@@ -24,7 +24,7 @@ def main(name: str) -> None:
         sibling = entry("siblings", stage.params.siblings, name)
         train_head(
             stage,
-            stage.params.train.model_copy(update=sibling.model_dump()),
+            stage.params.train.of_its_own(**sibling.model_dump()),
             paths.SIBLINGS / name,
             plots=paths.REPORTS / "plots" / f"sibling_{name}.json",
             metrics=paths.REPORTS / "siblings" / f"{name}.json",

@@ -63,6 +63,27 @@ def test_a_deeper_sibling_is_a_kind_of_its_own(every: Params) -> None:
     )  # fmt: skip
 
 
+def test_another_shape_than_the_verifiers_is_the_trained_heads_alone(every: Params) -> None:
+    sibling = Sibling(type="eagle3", epochs=1, lr=1e-3, num_layers=1, max_samples=None)
+    row = every.methods["eagle3"].model_copy(update={"head": "models/siblings/plain"})
+    train = every.train.model_copy(update={"draft": "kimi-k2-eagle3"})
+    changed = every.model_copy(
+        update={
+            "train": train,
+            "siblings": {"plain": sibling},
+            "methods": {"eagle3": every.methods["eagle3"], "plain": row},
+        }
+    )
+    kinds, without = curve_kinds(changed)
+    assert without == {}
+    assert {row: kind.name for row, kind in kinds.items()} == {
+        "eagle3": "eagle3",
+        "plain": "eagle3/like-verifier",
+    }
+    assert kinds["eagle3"].geometry[2]["draft"] == "kimi-k2-eagle3"
+    assert kinds["plain"].geometry[2]["draft"] == "like-verifier"
+
+
 @pytest.mark.parametrize(
     ("method", "head"),
     [

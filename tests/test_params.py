@@ -158,6 +158,7 @@ def test_a_wrong_value_in_a_list_is_refused_by_its_place(
         ("prepare.dataset.0.wieght", "prepare.dataset.0.weight"),
         ("methods.ngram.hed", "methods.ngram.head"),
         ("prepair", "prepare"),
+        ("train.form", "train.from"),
     ],
 )
 def test_a_misspelt_key_is_refused_with_the_one_that_was_meant(
@@ -185,6 +186,19 @@ def test_a_key_unlike_any_is_refused_with_those_there_are(
 ) -> None:
     message = refusal(written(tmp_path, {key: 41}))
     assert message.endswith(f"\n  {key}: there is no such key; there are {known}")
+
+
+def test_a_head_to_start_from_is_a_source_or_has_the_keys_of_heads(tmp_path: Path) -> None:
+    alone = load(tmp_path, {"train.from": "hub:org/head"}).train.from_
+    whole = {"source": "hub:org/head", "revision": "abc", "norm_before_residual": True}
+    found = load(tmp_path, {"train.from": whole}).train
+    assert alone is not None
+    assert alone.source == "hub:org/head"
+    assert found.model_dump()["from"] == whole | {"aux_layer_ids": None}
+    message = refusal(written(tmp_path, {"train.from": {"source": "folder:x", "revison": "a"}}))
+    assert message.endswith("train.from.revison: there is no such key; did you mean "
+                            "train.from.revision?")  # fmt: skip
+    assert "write folder:PATH or hub:ORG/NAME" in refusal(written(tmp_path, {"train.from": "x"}))
 
 
 @pytest.mark.parametrize(
@@ -397,8 +411,8 @@ def test_the_reference_has_every_key_with_its_type_and_value(tmp_path: Path) -> 
     assert "\n## medusa.NAME\n" in text
     for section, field in Params.model_fields.items():
         assert re.search(rf"^## {section}(\.NAME)?$", text, re.MULTILINE)
-        for key in getattr(field.annotation, "model_fields", {}):
-            assert f"\n| `{key}` | " in text, f"{section}.{key}"
+        for key, inner in getattr(field.annotation, "model_fields", {}).items():
+            assert f"\n| `{inner.alias or key}` | " in text, f"{section}.{key}"
 
 
 def test_an_unknown_method_is_refused_with_the_known_ones(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ STAND_IN = textwrap.dedent(
             deps = [f"data/prompts/{own}" if d == "reports/sources.json" else d
                     for d in paths("deps")]
             # what runs always declares nothing
-            deps += ["data/prompts"] if name == "sources" else []
+            deps += ["data/prompts"] if leaf.name == "sources.json" else []
             blob = json.dumps(sections, sort_keys=True).encode() + b"".join(map(read, deps))
             leaf.parent.mkdir(parents=True, exist_ok=True)
             leaf.write_text(json.dumps({"digest": hashlib.sha256(blob).hexdigest()}))
@@ -109,6 +109,20 @@ def test_another_draft_vocabulary_does_not_extract_again(wired: Workspace) -> No
     stages = wired.stages_run("dvc", "exp", "run", "-S", "vocab.draft_vocab_size=4096")
     again = {"vocab", "train", "curves", "replay@eagle3", "bench@eagle3"}
     assert ran(stages) == again | IN_THE_END
+
+
+def test_another_shape_of_the_head_trains_again_and_measures_its_step_time(
+    wired: Workspace,
+) -> None:
+    stages = wired.stages_run("dvc", "exp", "run", "-S", "train.draft=file:draft.json")
+    assert ran(stages) == {"train", "curves", "replay@eagle3", "bench@eagle3", *IN_THE_END}
+
+
+def test_a_head_to_start_from_brings_its_vocabulary_and_leaves_step_times_alone(
+    wired: Workspace,
+) -> None:
+    stages = wired.stages_run("dvc", "exp", "run", "-S", "train.from=folder:head")
+    assert ran(stages) == {"vocab", "train", "replay@eagle3", "bench@eagle3", *IN_THE_END}
 
 
 def test_one_more_training_prompt_reruns_prepare_onward_but_no_headless_bench(
