@@ -103,7 +103,7 @@ def warm_model(chosen: Train, verifier_head: Path, folder: Path) -> Any:
 
 def loss_of(model: Any, data: StoredSamples) -> float:
     """Of the first batch; the verifier's choice within the draft vocabulary is what it compares."""
-    batch = next(iter(make_loader(data, CHOSEN, HIDDEN_SIZE, 3, 0)))
+    batch = next(iter(make_loader(data, CHOSEN, CHOSEN.tokens_per_step, HIDDEN_SIZE, 3, 0)))
     steps, _ = model.get_trainer_kwargs(
         loss_fn="kl_div", loss_implementation="eager", ttt_steps=2, ttt_step_loss_decay=1.0
     )
