@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from specmill import compat, paths, processes
-from specmill.decoder import surroundings
 from specmill.distributed import one_after_the_first, process_group
 from specmill.draft_config import check_draft, read_draft
+from specmill.draft_decoder import surroundings
 from specmill.files import digest, read_json, write_json
 from specmill.head import curves, expected_length, export_head
 from specmill.head_facts import PROVENANCE

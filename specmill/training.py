@@ -23,8 +23,8 @@ from speculators.train.trainer import Trainer, TrainerConfig
 from transformers import set_seed
 
 from specmill import compat
-from specmill.decoder import decoder_config, further_flags, surroundings
 from specmill.draft_config import check_draft
+from specmill.draft_decoder import decoder_config, further_flags, surroundings
 from specmill.draft_types import TYPES
 from specmill.files import read_json, write_json
 from specmill.head import best_epoch, worth

@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from speculators.models.eagle3.config import Eagle3SpeculatorConfig
 from transformers import LlamaConfig
 
-from specmill.decoder import decoder_config, further_flags
 from specmill.draft_config import Surroundings, check_draft, flattened, geometry
+from specmill.draft_decoder import decoder_config, further_flags
 from specmill.files import read_json
 from specmill.head_checks import OPTIONAL, Shapes
 from specmill.head_facts import PROVENANCE

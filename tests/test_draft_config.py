@@ -14,7 +14,6 @@ from speculators.train.cli import load_draft_transformer_layer_config
 from transformers import AutoConfig
 
 from specmill import compat, paths
-from specmill.decoder import decoder_config, surroundings
 from specmill.draft_config import (
     NAMED,
     Config,
@@ -25,6 +24,7 @@ from specmill.draft_config import (
     read_draft,
     text_config,
 )
+from specmill.draft_decoder import decoder_config, surroundings
 from specmill.draft_sources import check_shape, identify_draft, verifier_config
 from specmill.draft_types import TYPES
 from specmill.files import read_json, write_json

@@ -18,8 +18,8 @@ from speculators.models.eagle3.core import Eagle3DraftModel
 import stages.train
 import stages.vocab
 from specmill import compat, paths
-from specmill.decoder import surroundings
 from specmill.draft_config import Surroundings
+from specmill.draft_decoder import surroundings
 from specmill.draft_sources import identify_start
 from specmill.files import read_json, write_json
 from specmill.head import export_head
@@ -357,7 +357,7 @@ def test_the_stages_train_two_steps_from_a_head_and_the_result_says_so(
     stage = FakeStage(starting_from(given, epochs=1))
 
     @contextmanager
-    def opened(*_: Any) -> Iterator[FakeStage]:
+    def opened(*_: Any, **__: Any) -> Iterator[FakeStage]:
         yield stage
 
     for module in (stages.vocab, stages.train):
