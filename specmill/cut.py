@@ -7,12 +7,13 @@ type of its weights.
 """
 
 import json
-import re
 import shutil
-from collections.abc import Iterable
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
+from specmill.decoder import decoder_prefix, text_path, with_text
 from specmill.files import read_json, write_json
 
 INDEX = "model.safetensors.index.json"
@@ -35,7 +36,8 @@ def cut_model(model: Path, folder: Path, num_layers: int, key: str) -> None:
     """
     config = cut_config(read_json(model / "config.json"), num_layers, key)
     files = weight_files(model)
-    prefix = layers_prefix(name for file in files for name in read_header(file)[0])
+    names = (name for file in files for name in read_header(file)[0])
+    prefix = f"{decoder_prefix(names)}layers."
     folder.mkdir(parents=True, exist_ok=True)
     copy_companions(model, folder)
     write_json(folder / "config.json", config)
@@ -69,8 +71,7 @@ def cut_config(config: dict[str, Any], num_layers: int, key: str) -> dict[str, A
     Raises:
         ValueError: when the model has no more layers than that, or does not say how many it has.
     """
-    nested = "num_hidden_layers" not in config
-    text = config.get("text_config", {}) if nested else config
+    text = reduce(getitem, text_path(config), config)
     if "num_hidden_layers" not in text:
         raise ValueError("config.json of the verifier has no num_hidden_layers: it cannot be cut")
     total = text["num_hidden_layers"]
@@ -80,7 +81,7 @@ def cut_config(config: dict[str, Any], num_layers: int, key: str) -> dict[str, A
         name: value[:num_layers] if isinstance(value, list) and len(value) == total else value
         for name, value in text.items()
     } | {"num_hidden_layers": num_layers}
-    return config | {"text_config": cut} if nested else cut
+    return with_text(config, cut)
 
 
 def weight_files(model: Path) -> list[Path]:
@@ -97,21 +98,6 @@ def weight_files(model: Path) -> list[Path]:
     if missing or not files:
         raise ValueError(f"{model} holds no {', '.join(missing) or '.safetensors weights'}")
     return files
-
-
-def layers_prefix(names: Iterable[str]) -> str:
-    """What the decoder's layers are called, number excluded: `layers` beside `embed_tokens`.
-
-    Other towers of a multimodal model have layers too, which stay whole.
-
-    Raises:
-        ValueError: when no tensor is called embed_tokens.weight.
-    """
-    found = [re.fullmatch(r"(.*\.)?embed_tokens\.weight", name) for name in names]
-    beside = sorted({match.group(1) or "" for match in found if match}, key=len)
-    if not beside:
-        raise ValueError("the verifier has no embed_tokens.weight: it cannot be cut")
-    return f"{beside[0]}layers."
 
 
 def _is_kept(name: str, prefix: str, num_layers: int) -> bool:

@@ -15,6 +15,8 @@ Multi-token prediction layers of a checkpoint are no part of the verifier.
 from dataclasses import dataclass
 from typing import Any
 
+from specmill.decoder import text_config
+
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 MOE = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "glm4_moe")
 MLA = ("deepseek_v2", "deepseek_v3", "kimi_k2")
@@ -70,18 +72,6 @@ class Geometry:
     def context_layers(self, context: int) -> int:
         """Tokens of context that all layers together look at, for a context of so many tokens."""
         return sum(context if window is None else min(context, window) for window in self.windows)
-
-
-def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The language model's part of a config.json, with the outer dtype and quantisation if needed.
-
-    Multimodal wrappers such as Kimi-K2.5 have it under `text_config`.
-    """
-    inner = config.get("text_config")
-    if inner is None:
-        return config
-    outer = ("dtype", "torch_dtype", "quantization_config")
-    return {name: config[name] for name in outer if name in config} | inner
 
 
 def read_geometry(config: dict[str, Any]) -> Geometry:

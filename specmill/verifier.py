@@ -8,6 +8,7 @@ kept. Later stages key on identity.json, never on a path.
 import importlib.util
 import logging
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from specmill import compat
+from specmill.decoder import head_tensors, is_tied, text_path
 from specmill.experts import experts_of
 from specmill.files import digest, file_digest, read_json, write_json
 
@@ -24,13 +26,6 @@ logger = logging.getLogger(__name__)
 REFERENCE = "reference.json"
 
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-
-# The names every decoder uses for what training needs, longest known nesting first.
-HEAD_KEYS = {
-    "model.embed_tokens.weight": ("model.embed_tokens.weight", "embed_tokens.weight"),
-    "model.norm.weight": ("model.norm.weight",),
-    "lm_head.weight": ("lm_head.weight",),
-}
 
 
 def obtain(source: str, revision: str | None, dtype: str, folder: Path) -> dict[str, Any]:
@@ -168,7 +163,7 @@ def identify(
     from transformers import AutoConfig, AutoTokenizer
 
     config = AutoConfig.from_pretrained(model)
-    text = config.get_text_config()
+    text = _text_part(model, config)
     if max_model_len > text.max_position_embeddings:
         raise ValueError(
             f"verifier.max_model_len is {max_model_len}, but {description['name']} was made for "
@@ -208,14 +203,18 @@ def write_head_slice(model: Path, folder: Path) -> None:
     embeddings even when they are not tied), so they are errors here.
 
     Raises:
-        ValueError: naming the tensor that the checkpoint lacks.
+        ValueError: naming the tensor that the checkpoint lacks, or has quantised.
     """
     from transformers import AutoConfig
 
-    text = AutoConfig.from_pretrained(model).get_text_config()
-    found = dict(_find_head_tensors(model))
+    config = AutoConfig.from_pretrained(model)
+    text = _text_part(model, config)
+    try:
+        found = dict(_find_head_tensors(model))
+    except ValueError as error:
+        raise ValueError(f"{model}: {error}") from None
     required = {"model.embed_tokens.weight", "model.norm.weight"}
-    if not text.tie_word_embeddings:
+    if not is_tied(read_json(model / "config.json"), text.tie_word_embeddings):
         required.add("lm_head.weight")
     missing = sorted(required - found.keys())
     if missing:
@@ -227,26 +226,27 @@ def write_head_slice(model: Path, folder: Path) -> None:
             raise ValueError(f"{key} of {model} is {tuple(found[key].shape)}, config says {shape}")
     folder.mkdir(parents=True, exist_ok=True)
     if not text.architectures:
-        text.architectures = AutoConfig.from_pretrained(model).architectures
+        text.architectures = config.architectures
     text.save_pretrained(folder)
     save_file(found, folder / "model.safetensors")
 
 
+def _text_part(model: Path, config: Any) -> Any:
+    """The text decoder's part of a checkpoint's config, as transformers has made it."""
+    return reduce(getattr, text_path(read_json(model / "config.json")), config)
+
+
 def _find_head_tensors(model: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (standard name, tensor); wrappers nest them (`model.language_model.model.norm...`)."""
+    """Yield (standard name, tensor), however they are nested (specmill.decoder)."""
     places: dict[str, Path] = {}
+    dtypes: dict[str, str] = {}
     for shard in sorted(model.glob("*.safetensors")):
         with safe_open(shard, framework="pt") as handle:
-            places.update(dict.fromkeys(handle.keys(), shard))
-    for name, suffixes in HEAD_KEYS.items():
-        matches = [
-            key for key in places for suffix in suffixes
-            if key == suffix or key.endswith("." + suffix)
-        ]  # fmt: skip
-        if matches:
-            key = min(matches, key=len)
-            with safe_open(places[key], framework="pt") as handle:
-                yield name, handle.get_tensor(key)
+            for name in handle.keys():  # noqa: SIM118 - a handle is no mapping
+                places[name], dtypes[name] = shard, handle.get_slice(name).get_dtype()
+    for standard, name in head_tensors(dtypes).items():
+        with safe_open(places[name], framework="pt") as handle:
+            yield standard, handle.get_tensor(name)
 
 
 def _dequantise_wheel(package: str, dtype: str, folder: Path) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from safetensors.numpy import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specmill import paths
-from specmill.cut import INDEX, cut_config, cut_model, layers_prefix
+from specmill.cut import INDEX, cut_config, cut_model
+from specmill.decoder import decoder_prefix
 from specmill.methods.draft_model import Settings, speculative_config
 from specmill.section import DoesNotFit
 from specmill.verifier import REFERENCE, model_path
@@ -151,7 +152,7 @@ def test_only_the_decoders_layers_are_cut_in_a_multimodal_model(tmp_path: Path) 
         "model.language_model.layers.10.mlp.weight",
         "model.vision_tower.layers.5.mlp.weight",
     ]
-    assert layers_prefix(names) == "model.language_model.layers."
+    assert decoder_prefix(names) == "model.language_model."
     weights = {name: one * number for number, name in enumerate(names)}
     (tmp_path / "both").mkdir()
     save_file(weights, tmp_path / "both/model.safetensors")

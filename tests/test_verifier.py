@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,11 +74,18 @@ def test_tied_embeddings_are_the_lm_head_of_the_slice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]
+    ("name", "message"),
+    [
+        ("model.embed_tokens.weight", r"no embed_tokens\.weight is in the checkpoint"),
+        ("model.norm.weight", r"lacks model\.norm\.weight; training cannot do without"),
+        ("lm_head.weight", r"lacks lm_head\.weight; training cannot do without"),
+    ],
 )
-def test_a_checkpoint_that_lacks_a_tensor_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
+def test_a_checkpoint_that_lacks_a_tensor_is_refused_by_its_name(
+    tmp_path: Path, name: str, message: str
+) -> None:
     model = make_model(tmp_path / "model", {name: None})
-    with pytest.raises(ValueError, match=f"lacks {name}; training cannot do without"):
+    with pytest.raises(ValueError, match=message):
         write_head_slice(model, tmp_path / "slice")
 
 
@@ -87,22 +95,26 @@ def test_a_tensor_of_another_shape_than_the_config_says_is_refused(tmp_path: Pat
         write_head_slice(model, tmp_path / "slice")
 
 
+@pytest.mark.parametrize(
+    "nested",
+    [
+        lambda name: f"language_model.{name}",  # Kimi-K2.5
+        lambda name: name.replace("model.", "model.language_model."),  # Qwen3-VL
+        lambda name: f"thinker.{name}",  # Qwen-Omni
+    ],
+)
 def test_tensors_are_found_under_the_prefix_of_a_wrapper_and_across_shards(
-    tmp_path: Path,
+    tmp_path: Path, nested: Callable[[str], str]
 ) -> None:
     model = make_model(tmp_path / "model")
     whole = load_file(model / "model.safetensors")
     (model / "model.safetensors").unlink()
     for number, (name, weight) in enumerate(whole.items()):
-        shard = f"model-{number}.safetensors"
-        save_file({f"model.language_model.{name.removeprefix('model.')}": weight}, model / shard)
-    with pytest.raises(ValueError, match=r"lacks model\.norm\.weight"):
-        write_head_slice(model, tmp_path / "slice")  # `language_model.norm` is no `model.norm`
-    for number, (name, weight) in enumerate(whole.items()):
-        save_file({f"language_model.{name}": weight}, model / f"model-{number}.safetensors")
+        save_file({nested(name): weight}, model / f"model-{number}.safetensors")
     write_head_slice(model, tmp_path / "slice")
     found = load_file(tmp_path / "slice" / "model.safetensors")
     assert found["model.norm.weight"].tolist() == [3.0] * HIDDEN_SIZE
+    assert set(found["lm_head.weight"].flatten().tolist()) == {2.0}
 
 
 def test_a_folder_is_used_where_it_lies_and_named_without_its_path(tmp_path: Path) -> None:
