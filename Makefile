@@ -16,7 +16,7 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help venv doctor repro show test test-long unit lint docs lock clean
+.PHONY: help venv doctor preflight repro show test test-long unit lint docs lock clean
 
 .DEFAULT_GOAL := help
 
@@ -63,6 +63,9 @@ repro: venv ## run what changed and print the comparison; PARAMS=profiles/NAME.y
 	@if [ -n "$(PARAMS)" ]; then python -m specmill.profile "$(PARAMS)"; fi
 	dvc repro
 	@python -m specmill.epilogue
+
+preflight: venv ## does the pipeline run for a verifier's class: a shrunken twin, minutes; CONFIG=FOLDER_OR_JSON
+	python -m specmill.preflight $(if $(PARAMS),--params "$(PARAMS)") $(if $(CONFIG),--config "$(CONFIG)")
 
 # `dvc exp show` alone has a column for every figure, parameter and file; with --only-changed for those
 # that differ

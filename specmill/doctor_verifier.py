@@ -11,7 +11,7 @@ from specmill.machine_look import MachineNow
 from specmill.params import Params, Verifier
 from specmill.params_experts import Experts
 from specmill.templates import TemplateError, split_render
-from specmill.verifier import check_source, wheel_file
+from specmill.verifier import check_source, gguf_file
 from specmill.weight_bits import bits_by_component
 
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -60,7 +60,7 @@ def read_card(chosen: Verifier) -> Card:
     if kind == "hub":
         named, options = place, {"revision": chosen.revision}
     else:
-        file = wheel_file(place) if kind == "wheel" else None
+        file = gguf_file(place) if kind == "wheel" else None
         folder = Path(place) if file is None else file.parent
         named, options = str(folder), {"gguf_file": file.name} if file else {}
     config = AutoConfig.from_pretrained(named, **options).to_dict()

@@ -87,7 +87,7 @@ def check_source(source: str) -> None:
     if kind == "folder":
         _folder_source(place)
     if kind == "wheel":
-        wheel_file(place)
+        gguf_file(place)
 
 
 def check_unchanged(source: str, folder: Path) -> None:
@@ -113,8 +113,8 @@ def _folder_source(place: str) -> Path:
     return model
 
 
-def wheel_file(package: str) -> Path:
-    """The one GGUF file in an installed package; raises ValueError when there is not one."""
+def gguf_file(package: str) -> Path:
+    """The GGUF file inside an installed package; raises ValueError when there is not just one."""
     module = importlib.util.find_spec(package.replace("-", "_"))
     places = list(module.submodule_search_locations or []) if module else []
     files = [path for place in places for path in sorted(Path(place).glob("*.gguf"))]
@@ -256,7 +256,7 @@ def _dequantise_wheel(package: str, dtype: str, folder: Path) -> dict[str, Any]:
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    source = wheel_file(package)
+    source = gguf_file(package)
     logger.info("dequantising %s to %s", source.name, dtype)
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     model = AutoModelForCausalLM.from_pretrained(

@@ -49,9 +49,7 @@ def test_an_embedding_without_layers_beside_it_is_no_decoder() -> None:
 
 def test_two_decoders_are_refused_by_their_names() -> None:
     both = names("thinker.model.", "thinker.lm_head.weight") | names("talker.model.", "x")
-    with pytest.raises(
-        ValueError, match=r"beside talker\.model\..* and thinker\.model\."
-    ):
+    with pytest.raises(ValueError, match=r"beside talker\.model\..* and thinker\.model\."):
         decoder_prefix(both)
 
 
