@@ -1,5 +1,6 @@
 """A verifier's config, and the names of its tensors, without loading or downloading weights."""
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def verifier_config(given: Path | None, chosen: Verifier) -> dict[str, Any]:
     if given is None and chosen.experts is not None:
         with tempfile.TemporaryDirectory() as dense:
             write_json(Path(dense) / "config.json", config)
-            config = relaid_config(Path(dense), chosen.experts).to_dict()
+            config = _as_written(relaid_config(Path(dense), chosen.experts))
     return config
 
 
@@ -73,5 +74,10 @@ def _of_gguf(file: Path) -> dict[str, Any]:
     config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
     # the class that it is made into; a GGUF file names none
     config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
-    content: dict[str, Any] = config.to_dict()
+    return _as_written(config)
+
+
+def _as_written(config: Any) -> dict[str, Any]:
+    """What transformers would write to config.json, with what it would leave to its defaults."""
+    content: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     return content

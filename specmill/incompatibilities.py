@@ -10,6 +10,10 @@ RENDERING = ["--enable-scale-out"]
 """Server flags without which vLLM 0.32 answers every request to render with 403; speculators'
 `prepare-data` then drops every conversation and goes on."""
 
+TEXT_ALONE = ["--language-model-only"]
+"""Server flags with which a wrapper is served without its other towers, whose processors want the
+verifier's own tokenizer."""
+
 _KNOWN = (
     (
         r"does not support EAGLE3 interface",

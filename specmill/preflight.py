@@ -32,7 +32,7 @@ from specmill.decoder import head_tensors
 from specmill.engines import extraction_settings, work_at
 from specmill.extract import extract_missing
 from specmill.files import machine_lock
-from specmill.incompatibilities import RENDERING
+from specmill.incompatibilities import RENDERING, TEXT_ALONE
 from specmill.layers import states_of
 from specmill.methods import speculative_configs
 from specmill.params import Method, Params
@@ -50,7 +50,7 @@ from specmill.server import EngineRefused, Server, serve
 from specmill.shrunk import shrunk_config
 from specmill.steps import Steps, as_text
 from specmill.store import HiddenStateStore
-from specmill.twin import MAX_MODEL_LEN, TOKEN, draw_samples, write_twin
+from specmill.twin import MAX_MODEL_LEN, TOKEN, draw_samples, is_wrapped, write_twin
 from specmill.twin_head import (
     K,
     check_exported,
@@ -97,6 +97,7 @@ class Preflight:
         self._vocabulary = scratch / "vocab"
         self._identity: dict[str, Any] = {}
         self._samples = draw_samples()
+        self._towers: list[str] = []
         self._draft_id = -1
 
     def run(self) -> None:
@@ -119,6 +120,9 @@ class Preflight:
         write_twin(config, self._twin)
         about = {"name": "twin", "origin": "made of a config"}
         self._identity = identify(self._twin, about, MAX_MODEL_LEN, "auto")
+        if is_wrapped(self._twin):
+            self._towers = TEXT_ALONE
+            left_out.append("its other towers: vLLM is asked for the decoder alone")
         return "; ".join([self._identity["architecture"], *(f"without {x}" for x in left_out)])
 
     def _resolve_names(self) -> str:
@@ -135,10 +139,10 @@ class Preflight:
         staging.mkdir()
         with (
             self._serve("extract", flags) as server,
+            _key_sent(server.api_key),
             HiddenStateStore.alone(self._scratch / "store") as store,
         ):
             check_renders(server, self._runtime.request_timeout_s)
-            os.environ[compat.API_KEY] = server.api_key
             extract_missing(
                 self._samples,
                 spec,
@@ -206,7 +210,7 @@ class Preflight:
         try:
             with serve(
                 self._twin,
-                flags,
+                [*flags, *self._towers],
                 log,
                 cpu_kv_cache_gib=1,
                 gpu_memory_utilization=_MEMORY,
@@ -220,6 +224,19 @@ class Preflight:
             # what a server answers is not why
             reason = compat.engine_error(log.read_text(errors="replace")) if log.is_file() else ""
             raise RuntimeError(f"{error} (its log, {log}: {reason})") from error
+
+
+@contextmanager
+def _key_sent(key: str) -> Iterator[None]:
+    """Have extraction send a server's key."""
+    before = os.environ.get(compat.API_KEY)
+    os.environ[compat.API_KEY] = key
+    try:
+        yield
+    finally:
+        del os.environ[compat.API_KEY]
+        if before is not None:
+            os.environ[compat.API_KEY] = before
 
 
 def _look_at_connector() -> str:

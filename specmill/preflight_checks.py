@@ -6,13 +6,11 @@ from typing import Any
 
 import httpx
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig
 
 from specmill.acceptance import acceptance
-from specmill.decoder import text_path
-from specmill.files import read_json
 from specmill.server import Server
-from specmill.twin import TOKEN
+from specmill.twin import TOKEN, model_class
 
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Largest relative error of a layer's states. Neighbouring layers of a twin are 0.3 apart or
@@ -60,9 +58,8 @@ def own_states(model: Path, token_ids: list[int]) -> torch.Tensor:
     Returns:
         float32 [num_layers + 1, num_tokens, hidden_size]; the last is taken before the final norm.
     """
-    wrapped = bool(text_path(read_json(model / "config.json")))
-    kind = AutoModelForImageTextToText if wrapped else AutoModelForCausalLM
-    network = kind.from_pretrained(model, dtype=torch.float32).eval()
+    known = AutoConfig.from_pretrained(model)
+    network = model_class(known).from_pretrained(model, dtype=torch.float32).eval()
     last: list[torch.Tensor] = []
     decoder = network.get_decoder()
     decoder.norm.register_forward_pre_hook(lambda _, given: last.append(given[0]))

@@ -60,9 +60,9 @@ def shrunk_config(config: dict[str, Any], dtype: str) -> tuple[dict[str, Any], l
     text = _shrunk_text(old)
     left_out = [why for key, why in _LEFT_OUT.items() if key in old or key in config]
     small = with_text(config, text)
-    if text_path(config):
-        small = {key: _shrunk_tower(value, old, text) for key, value in small.items()}
-        small = with_text(small, text)  # which is no tower
+    nested = text_path(config)[:1]
+    for key in small.keys() - {*nested, *_LEFT_OUT}:
+        small[key] = _shrunk_tower(small[key], old, text)
     ranks = {value: rank for rank, value in enumerate(sorted(set(_special_ids(small))))}
     made = _cleaned(small, ranks, dtype)
     made["dtype"] = dtype
@@ -102,9 +102,11 @@ def _shrunk_tower(part: Any, old: dict[str, Any], text: dict[str, Any]) -> Any:
     for key, value in part.items():
         if key == "depth" or key.endswith("num_hidden_layers"):
             small[key] = min(value, _NUM_TOWER_LAYERS)
+            if key.endswith("_num_hidden_layers"):  # transformers' name of Kimi-K2.5's
+                small["num_hidden_layers"] = small[key]
         elif key.endswith("indexes"):
             small[key] = list(range(min(len(value), _NUM_TOWER_LAYERS)))
-        elif key.endswith("hidden_size") and value == old["hidden_size"]:
+        elif key.endswith("_hidden_size") and value == old["hidden_size"]:
             small[key] = text["hidden_size"]
     return small
 
@@ -120,9 +122,8 @@ def _special_ids(part: dict[str, Any]) -> list[int]:
     return found
 
 
-def _names_tokens(key: Any) -> bool:
-    # a config that transformers has made numbers its labels
-    return str(key).endswith(("_token_id", "_token_ids", "_token_index"))
+def _names_tokens(key: str) -> bool:
+    return key.endswith(("_token_id", "_token_ids", "_token_index"))
 
 
 def _cleaned(part: dict[str, Any], ranks: dict[int, int], dtype: str) -> dict[str, Any]:

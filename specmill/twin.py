@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -24,7 +25,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from specmill.decoder import text_path
+from specmill.decoder import decoder_prefix
 from specmill.files import write_json
 from specmill.samples import Sample, make_sample
 from specmill.shrunk import NUM_SPECIAL, VOCAB_SIZE
@@ -51,14 +52,41 @@ def write_twin(config: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
     known = AutoConfig.from_pretrained(folder)
-    wrapped = bool(text_path(config))
-    kind = AutoModelForImageTextToText if wrapped else AutoModelForCausalLM
-    model = kind.from_config(known, dtype=getattr(torch, config["dtype"]))
+    model = model_class(known).from_config(known, dtype=getattr(torch, config["dtype"]))
     _draw_weights(model)
     model.save_pretrained(folder)
+    _mend_names(folder / "model.safetensors")
     # as the verifier has it, and not as this version of transformers writes it
     write_json(folder / "config.json", config)
     _write_tokenizer(folder)
+
+
+def model_class(known: Any) -> Any:
+    """The class of transformers that makes a decoder of a config, with the towers around it."""
+    wraps = type(known) in AutoModelForImageTextToText._model_mapping
+    return AutoModelForImageTextToText if wraps else AutoModelForCausalLM
+
+
+def is_wrapped(model: Path) -> bool:
+    """Whether a checkpoint has more towers than its text decoder."""
+    return model_class(AutoConfig.from_pretrained(model)) is AutoModelForImageTextToText
+
+
+def _mend_names(file: Path) -> None:
+    """Call the decoder's layers `layers`.
+
+    transformers 5.19 renames the blocks of Kimi-K2.5's vision tower when it writes it, and the
+    decoder's layers with them.
+    """
+    weights = load_file(file)
+    prefix = decoder_prefix(weights)
+    mended = {
+        f"{prefix}layers.{name.removeprefix(blocks)}" if name.startswith(blocks) else name: tensor
+        for blocks in [f"{prefix}blocks."]
+        for name, tensor in weights.items()
+    }
+    if mended.keys() != weights.keys():
+        save_file(mended, file, metadata={"format": "pt"})
 
 
 @torch.no_grad()

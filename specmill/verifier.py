@@ -214,7 +214,7 @@ def write_head_slice(model: Path, folder: Path) -> None:
     except ValueError as error:
         raise ValueError(f"{model}: {error}") from None
     required = {"model.embed_tokens.weight", "model.norm.weight"}
-    if not is_tied(read_json(model / "config.json"), text.tie_word_embeddings):
+    if not is_tied(read_json(model / "config.json"), getattr(text, "tie_word_embeddings", False)):
         required.add("lm_head.weight")
     missing = sorted(required - found.keys())
     if missing:
@@ -232,8 +232,10 @@ def write_head_slice(model: Path, folder: Path) -> None:
 
 
 def _text_part(model: Path, config: Any) -> Any:
-    """The text decoder's part of a checkpoint's config, as transformers has made it."""
-    return reduce(getattr, text_path(read_json(model / "config.json")), config)
+    """The text decoder's part of a checkpoint's config, as transformers has made it: it nests a
+    flat one of Qwen2.5-VL."""
+    nested = reduce(getattr, text_path(read_json(model / "config.json")), config)
+    return nested.get_text_config()
 
 
 def _find_head_tensors(model: Path) -> Iterator[tuple[str, torch.Tensor]]:

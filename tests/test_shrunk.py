@@ -56,7 +56,8 @@ def test_a_wrapper_keeps_its_nesting_and_hands_over_what_is_as_wide_as_the_decod
     config, left_out = shrunk_config(KIMI, "float32")
     text = config["text_config"]
     assert config["vision_config"] == {
-        "vt_num_hidden_layers": 2, "text_hidden_size": text["hidden_size"], "hidden_size": 1152,
+        "vt_num_hidden_layers": 2, "num_hidden_layers": 2, "hidden_size": 1152,
+        "text_hidden_size": text["hidden_size"],
     }  # fmt: skip
     assert (config["model_type"], text["model_type"]) == ("kimi_k25", "kimi_k2")
     assert "quantization_config" not in text

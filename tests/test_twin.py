@@ -2,14 +2,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from specmill.files import file_digest
 from specmill.preflight_checks import own_states
 from specmill.shrunk import NUM_SPECIAL, VOCAB_SIZE, shrunk_config
-from specmill.twin import NUM_SAMPLES, SAMPLE_LEN, TOKEN, draw_samples, write_twin
+from specmill.twin import NUM_SAMPLES, SAMPLE_LEN, TOKEN, draw_samples, is_wrapped, write_twin
+from specmill.verifier import identify, write_head_slice
 from specmill.vocab import count_trained_tokens
-from tests.verifiers import CLASSES
+from tests.verifiers import CLASSES, WRAPPERS
 
 
 @pytest.mark.parametrize(
@@ -58,3 +60,33 @@ def test_samples_have_its_token_in_every_answer_and_none_that_is_special() -> No
         assert NUM_SPECIAL <= sample.input_ids.min() <= sample.input_ids.max() < VOCAB_SIZE
     counts = count_trained_tokens(samples)
     assert counts[TOKEN] == max(counts.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "decoder", "lm_head"),
+    [
+        pytest.param("kimi", "language_model.model.", "language_model.lm_head.weight",
+                     marks=pytest.mark.slow),
+        ("qwen3_vl", "model.language_model.", None),  # tied
+        ("qwen2_5_vl", "model.", None),
+    ],
+)  # fmt: skip
+def test_a_wrapper_is_nested_as_its_class_nests_it_and_its_slice_is_the_decoders(
+    tmp_path: Path, name: str, decoder: str, lm_head: str | None
+) -> None:
+    write_twin(shrunk_config(WRAPPERS[name], "float32")[0], tmp_path / "twin")
+    assert is_wrapped(tmp_path / "twin")
+    weights = load_file(tmp_path / "twin/model.safetensors")
+    assert f"{decoder}layers.6.self_attn.o_proj.weight" in weights
+    identity = identify(tmp_path / "twin", {"name": name}, 64, "float32")
+    assert (identity["num_layers"], identity["vocab_size"]) == (7, VOCAB_SIZE)
+    write_head_slice(tmp_path / "twin", tmp_path / "slice")
+    found = load_file(tmp_path / "slice/model.safetensors")
+    assert torch.equal(found["model.norm.weight"], weights[f"{decoder}norm.weight"])
+    own = lm_head or f"{decoder}embed_tokens.weight"
+    assert torch.equal(found["lm_head.weight"], weights[own])
+    ids = draw_samples()[0].input_ids.tolist()
+    assert len(own_states(tmp_path / "twin", ids)) == 8
+    # what training reads of the slice
+    config = AutoConfig.from_pretrained(tmp_path / "slice")
+    assert config.get_text_config().num_hidden_layers == 7

@@ -75,3 +75,61 @@ KIMI: Config = KIMI_K25 | {
     "eos_token_id": 163585,
     "pad_token_id": 163839,
 }
+
+QWEN3_VL: Config = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "model_type": "qwen3_vl",
+    "tie_word_embeddings": True,
+    "image_token_id": 151655,
+    "video_token_id": 151656,
+    "vision_start_token_id": 151652,
+    "vision_end_token_id": 151653,
+    "text_config": {
+        **{k: v for k, v in _QWEN3_1B7.items() if k not in ("architectures", "sliding_window")},
+        "model_type": "qwen3_vl_text",
+        "tie_word_embeddings": True,
+        "rope_theta": 5000000,
+        "rope_scaling": {
+            "mrope_interleaved": True,
+            "mrope_section": [24, 20, 20],
+            "rope_type": "default",
+        },
+    },
+    "vision_config": {
+        "model_type": "qwen3_vl",
+        "deepstack_visual_indexes": [5, 11, 17],
+        "depth": 24,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_heads": 16,
+        "num_position_embeddings": 2304,
+        "out_hidden_size": 2048,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+}
+"""Qwen3-VL-2B."""
+
+QWEN25_VL: Config = {
+    **{k: v for k, v in _QWEN3_1B7.items() if k not in ("head_dim", "vocab_size")},
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "model_type": "qwen2_5_vl",
+    "vocab_size": 151936,
+    "rope_theta": 1000000.0,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "vision_start_token_id": 151652,
+    "image_token_id": 151655,
+    "video_token_id": 151656,
+    "vision_config": {
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "out_hidden_size": 2048,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+    },
+}
+"""Qwen2.5-VL-3B, whose config is flat."""
+
+WRAPPERS: dict[str, Config] = {"kimi": KIMI, "qwen3_vl": QWEN3_VL, "qwen2_5_vl": QWEN25_VL}
