@@ -189,3 +189,10 @@ def test_bits_that_the_config_does_not_say_are_asked_for(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         bits_by_component(LLAMA_8B | change)
+
+
+@pytest.mark.parametrize("key", ["text_config", "llm_config", "language_config"])
+def test_a_wrapped_decoder_is_counted_whatever_its_part_of_the_config_is_called(key: str) -> None:
+    wrapped = {"model_type": "wrapper", "vision_config": {"depth": 9}, key: LLAMA_8B}
+    assert read_geometry(wrapped) == read_geometry(LLAMA_8B)
+    assert eagle3_weights(wrapped, 32_000) == eagle3_weights(LLAMA_8B, 32_000)
