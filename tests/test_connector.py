@@ -17,11 +17,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import (
     example_hidden_states_connector as example_connector,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
+    ExampleHiddenStatesConnector,
     ExampleHiddenStatesConnectorMetadata,
     PendingSave,
 )
 
 from specmill.connector import HiddenStatesConnector, _write
+from specmill.preflight_checks import connector_faults
 from specmill.shards import FP8, StateSpec, read_shard
 from specmill.staging import Work, adopt, is_locked
 from specmill.store import HiddenStateStore
@@ -418,3 +420,7 @@ def test_a_failed_write_is_told_in_the_engines_log(
     finish(connector, place.staging, [("a", ids, [0])])
     wait_until(lambda: told)
     assert "No space left on device" in str(told[0])
+
+
+def test_it_has_the_signatures_that_the_installed_vllm_calls() -> None:
+    assert connector_faults(HiddenStatesConnector, ExampleHiddenStatesConnector) == []

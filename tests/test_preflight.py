@@ -5,6 +5,7 @@ transformers stands for the engine where hidden states are needed.
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,11 +18,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specmill import compat
 from specmill.incompatibilities import explain
 from specmill.layers import states_of
 from specmill.methods import speculative_configs
 from specmill.params import Method
 from specmill.params_file import load_params
+from specmill.preflight import Preflight
 from specmill.preflight_checks import (
     check_drafts,
     check_honoured,
@@ -360,3 +363,26 @@ def test_a_draft_id_that_is_read_without_d2t_is_found() -> None:
         check_honoured(check_drafts(NONE, K), [[TOKEN] * 4], 7)
     with pytest.raises(RuntimeError, match=r"also said \[7\]: drafts are accepted as they are"):
         check_honoured(check_drafts(ALL, K), [[TOKEN, 7]], 7)
+
+
+@pytest.mark.slow
+def test_an_engine_that_refuses_the_class_fails_its_steps_and_what_needs_them_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "RuntimeError: Model does not support EAGLE3 interface but it was requested"
+    refusing = [sys.executable, "-c", f"import sys; sys.exit({reason!r})"]
+    monkeypatch.setattr(compat, "server_command", lambda *_: refusing)
+    params = load_params(ROOT / "params.yaml")
+    preflight = Preflight(CLASSES["llama"], {}, params, tmp_path / "scratch", tmp_path / "logs")
+    preflight.run()
+    assert {name: step.verdict for name, step in preflight.steps.done.items()} == {
+        "twin": "ok",
+        "tensor names": "ok",
+        "connector": "ok",
+        "ngram served": "failed",
+        "extract": "failed",
+        **dict.fromkeys(("aux layers", "vocab", "train", "export", "head served"), "not run"),
+    }
+    extract = preflight.steps.done["extract"]
+    assert extract.note == reason
+    assert "hands out no aux hidden states" in (extract.known or "")
