@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from specmill.preflight_checks import (
     check_honoured,
     check_renders,
     check_states,
-    connector_faults,
+    look_at_connector,
     own_states,
 )
 from specmill.serve_states import server_flags
@@ -106,7 +106,7 @@ class Preflight:
         self.steps.run("tensor names", ["twin"], self._resolve_names)
         with ThreadPoolExecutor(1) as beside:
             ngram = beside.submit(self.steps.run, "ngram served", ["twin"], self._serve_ngram)
-            self.steps.run("connector", [], _look_at_connector)
+            self.steps.run("connector", [], look_at_connector)
             self.steps.run("extract", ["twin", "connector"], self._extract)
             self.steps.run("aux layers", ["extract"], self._compare_states)
             self.steps.run("vocab", ["extract"], self._choose_vocabulary)
@@ -239,17 +239,6 @@ def _key_sent(key: str) -> Iterator[None]:
             os.environ[compat.API_KEY] = before
 
 
-def _look_at_connector() -> str:
-    from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector
-
-    from specmill.connector import HiddenStatesConnector
-
-    example = example_hidden_states_connector.ExampleHiddenStatesConnector
-    if faults := connector_faults(HiddenStatesConnector, example):
-        raise TypeError("; ".join(faults))
-    return "has the signatures that vLLM calls"
-
-
 def _dtype() -> str:
     return "float32" if compat.device() == "cpu" else "bfloat16"
 
@@ -288,7 +277,11 @@ def main() -> None:
         dtypes = weight_dtypes(options.config, params.verifier)
     except (ValueError, OSError) as error:
         sys.exit(f"preflight: {error}")
-    with tempfile.TemporaryDirectory() as scratch, machine_lock(alone=False):
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        machine_lock(alone=False),
+        redirect_stdout(sys.stderr),  # speculators shows its progress there
+    ):
         preflight = Preflight(config, dtypes, params, Path(scratch), LOGS)
         preflight.run()
     sys.stdout.write(as_text(preflight.steps.done.values()))

@@ -47,6 +47,18 @@ def connector_faults(connector: type, example: type) -> list[str]:
     return faults
 
 
+def look_at_connector() -> str:
+    """Refuse a connector that the installed vLLM cannot use; raises TypeError with every fault."""
+    from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector
+
+    from specmill.connector import HiddenStatesConnector
+
+    example = example_hidden_states_connector.ExampleHiddenStatesConnector
+    if faults := connector_faults(HiddenStatesConnector, example):
+        raise TypeError("; ".join(faults))
+    return "has the signatures that vLLM calls"
+
+
 @torch.no_grad()
 def own_states(model: Path, token_ids: list[int]) -> torch.Tensor:
     """The states at every depth (specmill.layers) as transformers computes them.

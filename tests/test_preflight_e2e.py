@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from specmill.params_file import load_params
 from specmill.preflight import Preflight
+from specmill.twin_head import rig
 from tests.verifiers import CLASSES
 from tests.workspace import ROOT
 
@@ -46,6 +48,23 @@ def test_a_class_without_aux_hidden_states_is_told_as_the_known_incompatibility(
     assert "hands out no aux hidden states" in (done["extract"].known or "")
     assert done["ngram served"].verdict == "ok"  # which needs none
     assert done["head served"].verdict == "not run"
+
+
+@pytest.mark.long
+def test_an_engine_that_reads_draft_ids_without_d2t_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rigged_without_d2t(head: Path, draft_id: int, folder: Path) -> None:
+        rig(head, draft_id, folder)
+        weights = load_file(folder / "model.safetensors")
+        weights["d2t"].zero_()
+        save_file(weights, folder / "model.safetensors")
+
+    monkeypatch.setattr("specmill.preflight.rig", rigged_without_d2t)
+    monkeypatch.setattr("specmill.speculator.check_head", lambda *_: None)  # it would refuse it
+    served = run("llama", tmp_path).steps.done["head served"]
+    assert served.verdict == "failed"
+    assert "0% of drafts are accepted: the engine reads draft ids without d2t" in served.note
 
 
 def test_the_report_of_a_config_alone_ends_with_status_1_and_the_reason(
