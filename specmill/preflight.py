@@ -50,16 +50,7 @@ from specmill.server import EngineRefused, Server, serve
 from specmill.shrunk import shrunk_config
 from specmill.steps import Steps, as_text
 from specmill.store import HiddenStateStore
-from specmill.twin import MAX_MODEL_LEN, TOKEN, draw_samples, is_wrapped, write_twin
-from specmill.twin_head import (
-    K,
-    check_exported,
-    choose_vocabulary,
-    export_twin_head,
-    rig,
-    train_twin_head,
-    two_steps,
-)
+from specmill.twin import MAX_MODEL_LEN, TOKEN, K, draw_samples, is_wrapped, write_twin
 from specmill.verifier import identify, write_head_slice
 from specmill.view import StateView
 
@@ -104,12 +95,16 @@ class Preflight:
         """Run every step; n-gram is served while hidden states are extracted."""
         self.steps.run("twin", [], self._make_twin)
         self.steps.run("tensor names", ["twin"], self._resolve_names)
-        with ThreadPoolExecutor(1) as beside:
+        with ThreadPoolExecutor(2) as beside:
             ngram = beside.submit(self.steps.run, "ngram served", ["twin"], self._serve_ngram)
             self.steps.run("connector", [], look_at_connector)
-            self.steps.run("extract", ["twin", "connector"], self._extract)
+            needs = ["twin", "connector"]
+            extraction = beside.submit(self.steps.run, "extract", needs, self._extract)
+            # ten seconds in which engines start anyway
+            self.steps.run("speculators", [], _import_trainer)
+            extraction.result()
             self.steps.run("aux layers", ["extract"], self._compare_states)
-            self.steps.run("vocab", ["extract"], self._choose_vocabulary)
+            self.steps.run("vocab", ["extract", "speculators"], self._choose_vocabulary)
             self.steps.run("train", ["vocab", "tensor names"], self._train)
             self.steps.run("export", ["train"], self._export)
             ngram.result()
@@ -163,9 +158,13 @@ class Preflight:
         return check_states(states, own, view.spec.layer_ids, self._identity["dtype"])
 
     def _choose_vocabulary(self) -> None:
+        from specmill.twin_head import choose_vocabulary
+
         choose_vocabulary(self._samples, self._identity["vocab_size"], self._vocabulary)
 
     def _train(self) -> None:
+        from specmill.twin_head import train_twin_head, two_steps
+
         self._checkpoint = train_twin_head(
             self._slice,
             self._identity,
@@ -177,6 +176,8 @@ class Preflight:
         )
 
     def _export(self) -> str:
+        from specmill.twin_head import check_exported, export_twin_head, rig
+
         head = self._scratch / "trained"
         export_twin_head(self._checkpoint, self._identity, self._vocabulary, head)
         self._draft_id = check_exported(head, self._vocabulary)
@@ -224,6 +225,12 @@ class Preflight:
             # what a server answers is not why
             reason = compat.engine_error(log.read_text(errors="replace")) if log.is_file() else ""
             raise RuntimeError(f"{error} (its log, {log}: {reason})") from error
+
+
+def _import_trainer() -> str:
+    import specmill.twin_head  # noqa: F401 - all of speculators that training uses
+
+    return f"{compat.package_version('speculators')} has what training imports"
 
 
 @contextmanager

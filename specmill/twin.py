@@ -33,6 +33,8 @@ from specmill.shrunk import NUM_SPECIAL, VOCAB_SIZE
 TOKEN = 301
 """What it says."""
 MAX_MODEL_LEN = 128
+K = 3
+"""Draft tokens of what it is served with."""
 NUM_SAMPLES = 8
 SAMPLE_LEN = 48
 _CONSTANT = 16.0  # the other channels of an embedding have variance 1

@@ -21,7 +21,7 @@ from specmill.params import Train
 from specmill.samples import Sample
 from specmill.training import build_draft_model, train
 from specmill.transfer import StoredSamples
-from specmill.twin import SAMPLE_LEN, TOKEN
+from specmill.twin import SAMPLE_LEN, TOKEN, K
 from specmill.view import StateView
 from specmill.vocab import (
     build_tables,
@@ -32,7 +32,6 @@ from specmill.vocab import (
 )
 
 DRAFT_VOCAB_SIZE = 32
-K = 3
 NUM_HELDOUT = 2
 NUM_STEPS = 2
 _WEIGHTS = "model.safetensors"

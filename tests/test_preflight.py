@@ -38,10 +38,9 @@ from specmill.shrunk import shrunk_config
 from specmill.staging import adopt
 from specmill.states import stage
 from specmill.store import HiddenStateStore
-from specmill.twin import MAX_MODEL_LEN, TOKEN, draw_samples, write_twin
+from specmill.twin import MAX_MODEL_LEN, TOKEN, K, draw_samples, write_twin
 from specmill.twin_head import (
     DRAFT_VOCAB_SIZE,
-    K,
     check_exported,
     choose_vocabulary,
     export_twin_head,
@@ -379,6 +378,7 @@ def test_an_engine_that_refuses_the_class_fails_its_steps_and_what_needs_them_is
         "twin": "ok",
         "tensor names": "ok",
         "connector": "ok",
+        "speculators": "ok",
         "ngram served": "failed",
         "extract": "failed",
         **dict.fromkeys(("aux layers", "vocab", "train", "export", "head served"), "not run"),

@@ -34,7 +34,7 @@ def test_a_class_that_works_goes_through_every_step(tmp_path: Path, name: str) -
     assert {
         step.name: step.note for step in preflight.steps.done.values() if step.verdict != "ok"
     } == {}
-    assert len(preflight.steps.done) == 10
+    assert len(preflight.steps.done) == 11
     assert preflight.steps.ended_well
     assert "layers 2, 3, 4, 7 within" in preflight.steps.done["aux layers"].note
 
@@ -60,7 +60,7 @@ def test_an_engine_that_reads_draft_ids_without_d2t_is_found(
         weights["d2t"].zero_()
         save_file(weights, folder / "model.safetensors")
 
-    monkeypatch.setattr("specmill.preflight.rig", rigged_without_d2t)
+    monkeypatch.setattr("specmill.twin_head.rig", rigged_without_d2t)
     monkeypatch.setattr("specmill.speculator.check_head", lambda *_: None)  # it would refuse it
     served = run("llama", tmp_path).steps.done["head served"]
     assert served.verdict == "failed"
