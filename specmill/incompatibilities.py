@@ -48,8 +48,16 @@ _KNOWN = (
         "changed the prompt",
     ),
     (
-        r"no module or parameter named|weights were not initialized|has no place for",
-        "vLLM does not find the tensors under the names that the checkpoint has: another nesting",
+        r"no module or parameter named|weights were not initialized|has no place for|"
+        r"KeyError: '[\w.]*layers\.",
+        "vLLM does not find the tensors under the names that the checkpoint has: another nesting, "
+        "or a key of config.json by which it makes other layers than transformers",
+    ),
+    (
+        r"failed to be inspected",
+        "vLLM cannot import its model of this class: the image processors of Qwen-VL want "
+        "torchvision, which the lock file for CPUs leaves out (on PyPI it is CUDA's, and takes "
+        "transformers down with it)",
     ),
     (
         r"exports no speculation counters",

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from specmill import compat, paths
-from specmill.client import Client, run_closed_loop
 from specmill.configured import verifier_config, weight_dtypes
 from specmill.decoder import head_tensors
 from specmill.engines import extraction_settings, work_at
@@ -38,6 +37,7 @@ from specmill.methods import speculative_configs
 from specmill.params import Method, Params
 from specmill.params_file import load_params
 from specmill.preflight_checks import (
+    answer_greedily,
     check_drafts,
     check_honoured,
     check_renders,
@@ -50,14 +50,21 @@ from specmill.server import EngineRefused, Server, serve
 from specmill.shrunk import shrunk_config
 from specmill.steps import Steps, as_text
 from specmill.store import HiddenStateStore
-from specmill.twin import MAX_MODEL_LEN, TOKEN, K, draw_samples, is_wrapped, write_twin
+from specmill.twin import (
+    MAX_MODEL_LEN,
+    TOKEN,
+    K,
+    draw_samples,
+    is_wrapped,
+    write_decoder,
+    write_twin,
+)
 from specmill.verifier import identify, write_head_slice
 from specmill.view import StateView
 
 LOGS = Path("logs/preflight")
 _MEMORY = 0.2
 """Share of a GPU's memory that each engine takes: two are up at once."""
-_ANSWER = 24
 _NGRAM = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 
 
@@ -88,6 +95,7 @@ class Preflight:
         self._vocabulary = scratch / "vocab"
         self._identity: dict[str, Any] = {}
         self._samples = draw_samples()
+        self._wrapper: Path | None = None
         self._towers: list[str] = []
         self._draft_id = -1
 
@@ -116,12 +124,17 @@ class Preflight:
         about = {"name": "twin", "origin": "made of a config"}
         self._identity = identify(self._twin, about, MAX_MODEL_LEN, "auto")
         if is_wrapped(self._twin):
-            self._towers = TEXT_ALONE
-            left_out.append("its other towers: vLLM is asked for the decoder alone")
-        return "; ".join([self._identity["architecture"], *(f"without {x}" for x in left_out)])
+            left_out.append("its other towers: the decoder alone is served")
+            if write_decoder(self._twin, self._scratch / "decoder"):
+                self._wrapper, self._twin = self._twin, self._scratch / "decoder"
+            else:
+                self._towers = TEXT_ALONE
+        return "; ".join([config["architectures"][0], *(f"without {x}" for x in left_out)])
 
     def _resolve_names(self) -> str:
         write_head_slice(self._twin, self._slice)
+        if self._wrapper:
+            write_head_slice(self._wrapper, self._scratch / "wrapped")
         if not self._dtypes:
             return "of the twin; the verifier's own tensors are not here"
         found = head_tensors(self._dtypes)
@@ -202,7 +215,9 @@ class Preflight:
         flags = [*compat.verifier_arguments(self._identity), "--enforce-eager"]
         with self._serve(name, [*flags, "--speculative-config", json.dumps(told)]) as server:
             prompts = [[*sample.prompt_token_ids, *2 * [TOKEN]] for sample in self._samples]
-            counts, answers = asyncio.run(_ask(server, prompts, self._runtime.request_timeout_s))
+            counts, answers = asyncio.run(
+                answer_greedily(server, prompts, self._runtime.request_timeout_s)
+            )
             return check_drafts(counts, K), answers
 
     @contextmanager
@@ -248,21 +263,6 @@ def _key_sent(key: str) -> Iterator[None]:
 
 def _dtype() -> str:
     return "float32" if compat.device() == "cpu" else "bfloat16"
-
-
-async def _ask(
-    server: Server, prompts: list[list[int]], timeout_s: float
-) -> tuple[dict[str, int], list[list[int]]]:
-    """What the counters show after greedy answers, and these."""
-    async with Client(server, timeout_s) as client:
-
-        async def answer(prompt: list[int]) -> list[int]:
-            sampling = {"max_tokens": _ANSWER, "temperature": 0}
-            return (await client.complete_timed(prompt, sampling)).token_ids
-
-        answers = await run_closed_loop(prompts, answer, 2, progress="asking")
-        counters = await client.counters()
-    return {name: int(value) for name, value in counters.items()}, answers
 
 
 def main() -> None:

@@ -9,12 +9,15 @@ import torch
 from transformers import AutoConfig
 
 from specmill.acceptance import acceptance
+from specmill.client import Client, run_closed_loop
 from specmill.server import Server
 from specmill.twin import TOKEN, model_class
 
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Largest relative error of a layer's states. Neighbouring layers of a twin are 0.3 apart or
 more."""
+_ANSWER = 24
+"""Tokens of an answer."""
 _CALLED_WITH = 3
 """What vLLM makes a connector with: config, role and KV cache config (its factory.py, 0.32)."""
 
@@ -114,6 +117,25 @@ def check_states(
             f"{_TOLERANCE[dtype]:g} is rounding in {dtype}: vLLM computes this class otherwise"
         )
     return f"layers {', '.join(map(str, layer_ids))} within {max(errors):.1g} of transformers"
+
+
+async def answer_greedily(
+    server: Server, prompts: list[list[int]], timeout_s: float
+) -> tuple[dict[str, int], list[list[int]]]:
+    """Have a server answer.
+
+    Returns:
+        What its counters show then, and the token ids of the answers, in order.
+    """
+    async with Client(server, timeout_s) as client:
+
+        async def answer(prompt: list[int]) -> list[int]:
+            sampling = {"max_tokens": _ANSWER, "temperature": 0}
+            return (await client.complete_timed(prompt, sampling)).token_ids
+
+        answers = await run_closed_loop(prompts, answer, 2, progress="asking")
+        counters = await client.counters()
+    return {name: int(value) for name, value in counters.items()}, answers
 
 
 def check_renders(server: Server, timeout_s: float) -> None:

@@ -9,6 +9,7 @@ All other values are drawn so that every layer changes the states by about as mu
 which a state of one layer is no other's.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,20 @@ def model_class(known: Any) -> Any:
 def is_wrapped(model: Path) -> bool:
     """Whether a checkpoint has more towers than its text decoder."""
     return model_class(AutoConfig.from_pretrained(model)) is AutoModelForImageTextToText
+
+
+def write_decoder(wrapper: Path, folder: Path) -> bool:
+    """Write a twin of what a wrapper wraps, if a class of transformers is that alone.
+
+    A wrapper itself is served with processors that want files of the verifier.
+    """
+    text = AutoConfig.from_pretrained(wrapper).get_text_config()
+    alone = AutoModelForCausalLM._model_mapping.get(type(text), None)
+    if alone is None:
+        return False
+    text.architectures = [alone.__name__]
+    write_twin(json.loads(text.to_json_string(use_diff=False)), folder)
+    return True
 
 
 def _mend_names(file: Path) -> None:

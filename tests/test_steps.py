@@ -65,6 +65,8 @@ def test_what_is_not_known_is_said_to_be_unknown() -> None:
         ("Scale-out endpoints are disabled. Restart vllm serve", "--enable-scale-out"),
         ("sample 12: the engine computed other token ids than were sent", "cut or changed"),
         ("ValueError: There is no module or parameter named 'blocks' in X", "another nesting"),
+        ("KeyError: 'layers.1.mlp.gate.e_score_correction_bias'", "another nesting"),
+        ("Model architectures ['Qwen3VLFor...'] failed to be inspected. Please", "torchvision"),
         ("the engine exports no speculation counters: it is not", "names the counters"),
         ("head lacks d2t: ids would be misread", "whole vocabulary"),
         ("the model has 512 ... asked for a draft vocabulary of 32", "whole vocabulary"),

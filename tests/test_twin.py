@@ -8,7 +8,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from specmill.files import file_digest
 from specmill.preflight_checks import own_states
 from specmill.shrunk import NUM_SPECIAL, VOCAB_SIZE, shrunk_config
-from specmill.twin import NUM_SAMPLES, SAMPLE_LEN, TOKEN, draw_samples, is_wrapped, write_twin
+from specmill.twin import (
+    NUM_SAMPLES,
+    SAMPLE_LEN,
+    TOKEN,
+    draw_samples,
+    is_wrapped,
+    write_decoder,
+    write_twin,
+)
 from specmill.verifier import identify, write_head_slice
 from specmill.vocab import count_trained_tokens
 from tests.verifiers import CLASSES, WRAPPERS
@@ -87,6 +95,8 @@ def test_a_wrapper_is_nested_as_its_class_nests_it_and_its_slice_is_the_decoders
     assert torch.equal(found["lm_head.weight"], weights[own])
     ids = draw_samples()[0].input_ids.tolist()
     assert len(own_states(tmp_path / "twin", ids)) == 8
+    # only Kimi-K2.5's decoder is a class of its own
+    assert write_decoder(tmp_path / "twin", tmp_path / "decoder") == (name == "kimi")
     # what training reads of the slice
     config = AutoConfig.from_pretrained(tmp_path / "slice")
     assert config.get_text_config().num_hidden_layers == 7

@@ -22,6 +22,13 @@ _QWEN3_1B7: Config = {
     "eos_token_id": 151645,
 }
 
+_ROUTING: Config = {
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
+
 CLASSES: dict[str, Config] = {
     "llama": LLAMA_8B
     | {
@@ -60,6 +67,7 @@ CLASSES: dict[str, Config] = {
         "max_position_embeddings": 4096,
         "n_group": 8,
         "topk_group": 4,
+        **_ROUTING,
         "bos_token_id": 0,
         "eos_token_id": 1,
     },
@@ -68,7 +76,7 @@ CLASSES: dict[str, Config] = {
 KIMI: Config = KIMI_K25 | {
     "architectures": ["KimiK25ForConditionalGeneration"],
     "tie_word_embeddings": False,
-    "text_config": KIMI_K25["text_config"] | {"n_group": 1, "topk_group": 1},
+    "text_config": KIMI_K25["text_config"] | {"n_group": 1, "topk_group": 1, **_ROUTING},
     "vision_config": {"vt_num_hidden_layers": 27, "text_hidden_size": 7168, "hidden_size": 1152},
     "auto_map": {"AutoConfig": "configuration_kimi_k25.KimiK25Config"},
     "media_placeholder_token_id": 163605,
