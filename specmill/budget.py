@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from specmill.curve_engines import engines_of
-from specmill.curve_kinds import NONE, curve_kinds
+from specmill.curve_kinds import NONE, TOKENS, curve_kinds
 from specmill.geometry import eagle3_weights
 from specmill.params import Method, Params
 from specmill.rates import Rates
@@ -140,7 +140,8 @@ class Budget:
                 starts += len(engines_of(kind, dict.fromkeys(ks), rates.device))
             for batch in curves.batch:
                 step_s = max(rates.step_s(batch, self._work.bench_prompt_tokens, k) for k in ks)
-                work_s += len(ks) * (curves.repeats + 1) * curves.steps * step_s
+                waves = len(ks) + (kind.name == TOKENS)  # K = 0 too
+                work_s += waves * (curves.repeats + 1) * curves.steps * step_s
         return self._cost("curves", starts, work_s, steps=self._steps)
 
     def _bench(self, name: str, method: Method) -> Cost:

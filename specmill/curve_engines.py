@@ -2,6 +2,10 @@
 
 On a CPU one engine serves every K of a kind, steered by its requests (specmill/steered.py). Medusa
 and P-EAGLE, and every kind on a GPU, need an engine for each K.
+
+Rows that look drafts up often find none, and such a step of an engine that speculates need not take
+what a step of `none` takes: CUDA graphs of whole steps are captured for 1 + K tokens a request, and
+a step of another shape does without. So their kind is measured at K = 0 too.
 """
 
 from collections.abc import Iterable
@@ -38,7 +42,7 @@ class Engine:
     @property
     def name(self) -> str:
         """In reports/curves.json: its kind, and its K where it serves one alone."""
-        return f"{self.kind} K={self.run.k}" if self.run.k and not self.is_steered else self.kind
+        return f"{self.kind} K={self.ks[0]}" if self.run.k and not self.is_steered else self.kind
 
 
 REFERENCE = Engine(NONE, (0,), Run(NONE, None, 0, None))
@@ -86,25 +90,33 @@ def _configs(
 ) -> dict[int, dict[str, Any] | None]:
     """Speculative config of a kind by K."""
     if kind.name == TOKENS:
-        return {
-            k: {
-                "method": "custom_class",
-                "model": f"{_DRAFTER}.FixedDrafter",
-                "num_speculative_tokens": k,
-            }
-            for k in ks
-        }
+        return {k: _looked_up("FixedDrafter", k) for k in ks}
     head = drafts.make(kind, scratch / kind.label)
     served = kind.method.model_copy(update={"head": str(head)})
     return speculative_configs(kind.row, served, ks, verifier)
 
 
+def _looked_up(drafter: str, k: int) -> dict[str, Any]:
+    """Speculative config of a drafter of specmill/fixed_drafter.py."""
+    return {
+        "method": "custom_class",
+        "model": f"{_DRAFTER}.{drafter}",
+        "num_speculative_tokens": k,
+    }
+
+
 def engines_of(kind: Kind, configs: dict[int, dict[str, Any] | None], machine: str) -> list[Engine]:
     """One engine for all K, started for the largest, where that measures the same; or one each."""
     ks = tuple(sorted(configs))
+    most = ks[-1]
     if machine == "cpu" and kind.method.method not in _FIXED_K:
-        return [Engine(kind.name, ks, Run(kind.label, ks[-1], 0, configs[ks[-1]]))]
-    return [Engine(kind.name, (k,), Run(kind.label, k, 0, configs[k])) for k in ks]
+        asked = (0, *ks) if kind.name == TOKENS else ks
+        return [Engine(kind.name, asked, Run(kind.label, most, 0, configs[most]))]
+    engines = [Engine(kind.name, (k,), Run(kind.label, k, 0, configs[k])) for k in ks]
+    if kind.name == TOKENS:
+        empty = Run(f"{kind.label}-empty", most, 0, _looked_up("NoDrafts", most))
+        engines.append(Engine(kind.name, (0,), empty))
+    return engines
 
 
 def steering_flags(engines: list[Engine]) -> dict[str, list[str]]:

@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, hypot, log
 
+from specmill.between import NotMeasured
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -52,6 +54,9 @@ class Cell:
     """The same with it."""
     ratio: Estimate
     """Time of a step with it over a step without."""
+    empty: Estimate | None = None
+    """Time of a step in which it finds no draft, over the same; None where that was not measured,
+    as for a head, which always drafts."""
 
     @property
     def step_ms(self) -> float:
@@ -137,26 +142,46 @@ def required_tokens(cell: Cell, target: float, num_tokens: int) -> float | None:
 def with_coverage(cell: Cell, coverage: float, batch: int) -> Cell:
     """The same where only some steps draft, as those of n-gram and suffix decoding.
 
-    A step in which no request drafts costs what it costs without speculation. One in which some do
-    is taken to cost what it costs when all do, for attention and CUDA graphs are chosen for the
-    whole batch, so that with requests that find drafts independently
+    A step in which no request drafts costs R0, as measured, and one in which all do costs R. One in
+    which some do verifies fewer tokens than the latter and is of another shape, as the former is:
+    it is taken to cost the dearer of the two, for attention and CUDA graphs are chosen for the
+    whole batch. With requests that find drafts independently
 
-        R' = 1 + (1 - (1 - coverage) ** batch) * (R - 1)
+        R' = none * R0 + some * max(R, R0) + all * R
+        none = (1 - coverage) ** batch,  all = coverage ** batch,  some = 1 - none - all
 
-    If it costs in proportion to the drafted tokens instead, the least that it can, R' is
-    1 + coverage * (R - 1): the lower bound of the interval goes down to that.
+    If it costs in proportion to the drafted tokens instead, R' is R0 + coverage * (R - R0): the
+    interval reaches to that.
 
     Args:
-        cell: Measured with drafts in every step.
+        cell: Measured with drafts in every step, and with drafts in none.
         coverage: Share of steps that draft, 0 ... 1; 1 changes nothing.
         batch: Requests in flight.
+
+    Raises:
+        NotMeasured: when steps without drafts were not.
     """
     if coverage == 1:
         return cell
-    ratio, some = cell.ratio, 1 - (1 - coverage) ** batch
-    value, high = (1 + some * (step - 1) for step in (ratio.value, ratio.high))
-    least = [1 + share * (ratio.low - 1) for share in (coverage, some)]
-    return replace(cell, ratio=Estimate(value, min(*least, value), high))
+    if cell.empty is None:
+        raise NotMeasured(
+            "steps in which nothing is drafted were not measured (K 0 of the kind `tokens`): "
+            "`dvc repro curves` measures them"
+        )
+    none, every = (1 - coverage) ** batch, coverage**batch
+
+    def steps(drafted: float, empty: float) -> float:
+        some = (1 - none - every) * max(drafted, empty)
+        return none * empty + some + every * drafted
+
+    def shared(drafted: float, empty: float) -> float:
+        return empty + coverage * (drafted - empty)
+
+    value, low, high = (
+        [way(getattr(cell.ratio, name), getattr(cell.empty, name)) for way in (steps, shared)]
+        for name in ("value", "low", "high")
+    )
+    return replace(cell, ratio=Estimate(value[0], min(*low, value[0]), max(*high, value[0])))
 
 
 def best_k(speedups: dict[int, Estimate]) -> Best:

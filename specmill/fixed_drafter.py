@@ -1,4 +1,5 @@
 """A draft of K tokens at every step, for nothing and never accepted: what verifying alone costs.
+And no draft at any step: what the steps cost in which nothing was found.
 
 Stands for methods that look drafts up (n-gram, suffix decoding): what they spend on a draft is next
 to nothing beside the verifier's step, but whether they draft depends on the text. This one always
@@ -52,3 +53,17 @@ class FixedDrafter:
     def _draft(self, last: int) -> list[int]:
         start = last + self._vocab_size // 2
         return [(start + i * _APART) % self._vocab_size for i in range(self._k)]
+
+
+class NoDrafts(FixedDrafter):
+    """A proposer that finds nothing."""
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        _num_tokens_no_spec: Any,
+        _token_ids_cpu: Any,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """An empty draft for every request."""
+        return [[] for _ in sampled_token_ids]

@@ -79,7 +79,7 @@ def plot_check(rows: list[Row], target: Target) -> None:
 
 def plot_step_ratio(points: list[Row], target: Target) -> None:
     """What a step costs against one without drafts: a panel per kind of draft, a line per batch."""
-    kinds = grouped("kind", [point for point in points if point["k"]])
+    kinds = grouped("kind", [point for point in points if point["kind"] != "none"])
     columns = min(2, max(1, len(kinds)))
     lines = -(-len(kinds) // columns)
     size = (0.6 + 2.2 * columns, 0.9 + 2.3 * max(1, lines))

@@ -150,8 +150,8 @@ def _answer(source: Source, rates: list[float], coverage: float) -> str:
     assumed = [f"acceptance by position {shown}; {coverage:.0%} of steps draft"]
     if coverage < 1:
         assumed.append(
-            "a step costs what it costs without speculation where no request drafts, and what it "
-            "costs when all do where one does; intervals reach down to a cost that grows by request"
+            "a step in which only some requests draft costs what it costs when all do, or when "
+            "none does if that is more; intervals reach to a cost that grows by request"
         )
     measured = source.cell
     source = replace(

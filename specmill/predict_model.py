@@ -65,7 +65,9 @@ class Served:
         """
         none_ms = self._step_ms(0, batch)
         drafted_ms = self._step_ms(k, batch) + k * self.draft_ms
-        return Cell(none_ms, 0.0, 0.0, Estimate.exact(drafted_ms / none_ms))
+        # to bytes and operations a step that drafts nothing is one without speculation
+        same = Estimate.exact(1.0)
+        return Cell(none_ms, 0.0, 0.0, Estimate.exact(drafted_ms / none_ms), same)
 
     def _step_ms(self, k: int, batch: int) -> float:
         experts = self.routing.experts(batch, k + 1) if self.routing else None

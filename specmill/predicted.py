@@ -138,11 +138,16 @@ def _rows(
                 found["tokens_per_step_low"],
                 found["tokens_per_step_high"],
             )
-            covered = with_coverage(cell, found["draft_coverage"], concurrency)
+            if times.kind == SEARCHED:
+                try:
+                    cell = with_coverage(cell, found["draft_coverage"], concurrency)
+                except NotMeasured as error:
+                    missing.add(method, str(error))
+                    continue
             rows.append(
                 _place(method, found["k"], concurrency)
                 | {"category": found["category"]}
-                | _figures(covered, tokens, bench.max_tokens)
+                | _figures(cell, tokens, bench.max_tokens)
             )
     return rows
 

@@ -10,7 +10,8 @@ vLLM has a table of K by batch size for its schedules of K (`dynamic_sd_lookup`)
 each step (v1/core/sched/scheduler.py, 0.32). Here every entry is what the requests in flight ask
 for. EAGLE-3, DFlash and draft models then draft as many tokens as the step says, at the cost that
 this K has (v1/spec_decode/llm_base_proposer.py). A custom_class proposer is not told and drafts the
-engine's K, which is cut before it is scheduled. Not for Medusa and suffix decoding, which assert
+engine's K, which is cut before it is scheduled; cut to nothing, the step is one in which nothing
+was found. Not for Medusa and suffix decoding, which assert
 the K they were started with, nor for P-EAGLE, whose input is laid out for it.
 
 For CPU engines alone: they capture nothing and schedule synchronously (platforms/cpu.py). On a GPU
@@ -62,8 +63,8 @@ class Steering:
         if len(asked) > 1:
             raise ValueError(f"requests in flight ask for K {sorted(asked)}: a step has one")
         (k,) = asked
-        if not 1 <= k <= self.num_spec_tokens:
-            raise ValueError(f"a request asks for K {k}; this engine drafts 1 to "
+        if not 0 <= k <= self.num_spec_tokens:
+            raise ValueError(f"a request asks for K {k}; this engine drafts 0 to "
                              f"{self.num_spec_tokens}")  # fmt: skip
         return int(k)
 

@@ -29,6 +29,9 @@ class StepTimes:
     """By requests in flight, then K."""
     none: dict[int, Point]
     """Steps without speculation, by requests in flight."""
+    empty: dict[int, Point]
+    """Steps of the speculating engine in which nothing is drafted, by requests in flight; none for
+    a head, which always drafts."""
 
     def cell(self, k: int, batch: int) -> Cell:
         """What steps take at K and `batch` requests in flight.
@@ -37,6 +40,7 @@ class StepTimes:
             NotMeasured: when that lies outside what was measured.
         """
         none_ms = ttft_ms = none_ttft_ms = middle = low = high = 0.0
+        empty = [0.0, 0.0, 0.0]
         for at, share in neighbours(sorted(self.points), batch, "requests in flight").items():
             none, drafted = self.none[at], self.points[at]
             none_ms += share * none["step_ms"]
@@ -47,8 +51,15 @@ class StepTimes:
                 middle += weight * point["ratio"] * none["step_ms"]
                 low += weight * point["ratio_low"] * none["step_ms"]
                 high += weight * point["ratio_high"] * none["step_ms"]
+            if self.empty:
+                names = ("ratio", "ratio_low", "ratio_high")
+                empty = [
+                    had + share * self.empty[at][name] * none["step_ms"]
+                    for had, name in zip(empty, names, strict=True)
+                ]
         ratio = Estimate(middle / none_ms, low / none_ms, high / none_ms)
-        return Cell(none_ms, none_ttft_ms, ttft_ms, ratio)
+        without = Estimate(*(ms / none_ms for ms in empty)) if self.empty else None
+        return Cell(none_ms, none_ttft_ms, ttft_ms, ratio, without)
 
 
 def step_times(curves: dict[str, Any], kind: str) -> StepTimes:
@@ -63,12 +74,17 @@ def step_times(curves: dict[str, Any], kind: str) -> StepTimes:
     """
     none = {point["batch"]: point for point in curves["points"] if point["kind"] == NONE}
     points: dict[int, dict[int, Point]] = {}
+    empty: dict[int, Point] = {}
     for point in curves["points"]:
-        if point["kind"] == kind:
+        if point["kind"] == kind and point["k"] == 0:
+            empty[point["batch"]] = point
+        elif point["kind"] == kind:
             points.setdefault(point["batch"], {})[point["k"]] = point
     if kind == NONE or not points:
         kinds = sorted({point["kind"] for point in curves["points"]} - {NONE})
         raise NotMeasured(f"no step times of {kind!r}; there are {', '.join(kinds) or 'none'}")
     if alone := sorted(set(points) - set(none)):
         raise NotMeasured(f"{kind} was measured at {alone} requests in flight and `none` was not")
-    return StepTimes(kind, points, none)
+    if empty and (lost := sorted(set(points) - set(empty))):
+        raise NotMeasured(f"{kind} was not measured at {lost} requests in flight without drafts")
+    return StepTimes(kind, points, none, empty)

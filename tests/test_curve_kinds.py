@@ -122,14 +122,18 @@ def test_beside_puts_none_next_to_every_engine_and_bracket_before_all() -> None:
 def test_a_cpu_engine_serves_every_k_and_a_gpu_engine_one() -> None:
     configs: dict[int, dict[str, Any] | None] = {3: {"k": 3}, 1: {"k": 1}}
     assert engines_of(TOKENS, configs, "cpu") == [
-        Engine("tokens", (1, 3), Run("tokens", 3, 0, {"k": 3}))
+        Engine("tokens", (0, 1, 3), Run("tokens", 3, 0, {"k": 3}))
     ]
     each = engines_of(TOKENS, configs, "cuda")
     assert each == [
         Engine("tokens", (1,), Run("tokens", 1, 0, {"k": 1})),
         Engine("tokens", (3,), Run("tokens", 3, 0, {"k": 3})),
-    ]
-    assert [engine.name for engine in each] == ["tokens K=1", "tokens K=3"]
+        Engine("tokens", (0,), Run("tokens-empty", 3, 0, {
+            "method": "custom_class", "model": "specmill.fixed_drafter.NoDrafts",
+            "num_speculative_tokens": 3,
+        })),
+    ]  # fmt: skip
+    assert [engine.name for engine in each] == ["tokens K=1", "tokens K=3", "tokens K=0"]
     assert steering_flags([THREE, *each]) == {
         "tokens_k3": ["--scheduler-cls", "specmill.steered.SteeredScheduler"]
     }

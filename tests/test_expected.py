@@ -1,7 +1,9 @@
+from dataclasses import replace
 from math import sqrt
 
 import pytest
 
+from specmill.between import NotMeasured
 from specmill.expected import (
     Cell,
     Estimate,
@@ -112,15 +114,35 @@ def test_lengths_to_try_end_at_all_drafts_accepted() -> None:
     assert lengths_to_try(3) == [1.4, 1.7, 2.0, 2.5, 3.0, 3.5, 4.0]
 
 
-def test_steps_in_which_no_request_drafts_cost_what_they_cost_without() -> None:
+LIKE_NONE = replace(DECODING, empty=Estimate.exact(1.0))
+"""A step that drafts nothing costs what one without speculation does, as on a CPU."""
+OUTSIDE = replace(DECODING, empty=Estimate(2.0, 1.8, 2.2))
+"""It costs more than one in which all draft, as outside the CUDA graph of a whole step."""
+
+
+def test_where_empty_steps_are_those_of_none_any_draft_costs_the_step_of_all() -> None:
     # half of the steps of two requests each: in three of four steps one of them drafts
-    ratio = with_coverage(DECODING, 0.5, 2).ratio
+    ratio = with_coverage(LIKE_NONE, 0.5, 2).ratio
     assert ratio.value == pytest.approx(1 + 0.75 * 0.5)
     assert ratio.high == pytest.approx(1 + 0.75 * 0.875)
     assert ratio.low == pytest.approx(1 + 0.5 * 0.2)  # in proportion to the drafts
 
 
+def test_where_empty_steps_are_the_dearest_only_drafts_of_all_requests_are_cheaper() -> None:
+    # of two requests: both draft in a quarter of the steps
+    ratio = with_coverage(OUTSIDE, 0.5, 2).ratio
+    assert ratio.value == pytest.approx(0.75 * 2.0 + 0.25 * 1.5)
+    assert ratio.low == pytest.approx(1.8 + 0.5 * (1.2 - 1.8))  # in proportion
+    assert ratio.high == pytest.approx(0.75 * 2.2 + 0.25 * 1.875)
+
+
 def test_coverage_of_one_changes_nothing_and_of_one_request_is_the_share() -> None:
     assert with_coverage(DECODING, 1.0, 8) == DECODING
-    assert with_coverage(DECODING, 0.2, 1).ratio.value == pytest.approx(1.1)
-    assert with_coverage(DECODING, 0.0, 8).ratio == Estimate.exact(1.0)
+    assert with_coverage(LIKE_NONE, 0.2, 1).ratio.value == pytest.approx(1.1)
+    assert with_coverage(OUTSIDE, 0.2, 1).ratio.value == pytest.approx(0.8 * 2.0 + 0.2 * 1.5)
+    assert with_coverage(OUTSIDE, 0.0, 8).ratio == OUTSIDE.empty
+
+
+def test_without_a_measured_empty_step_coverage_is_refused() -> None:
+    with pytest.raises(NotMeasured, match="steps in which nothing is drafted were not measured"):
+        with_coverage(DECODING, 0.5, 2)

@@ -213,7 +213,8 @@ def test_what_was_replayed_is_what_was_served(folder: Path) -> None:
 def test_step_time_is_measured_at_every_k_and_batch_with_nothing_accepted(folder: Path) -> None:
     curves = read_json(folder / "reports/curves.json")
     places = {(point["kind"], point["k"], point["batch"]) for point in curves["points"]}
-    assert places == {("none", 0, 1), ("none", 0, 4)} | {
+    # rows that look drafts up find none at times
+    assert places == {(kind, 0, batch) for kind in ("none", "tokens") for batch in (1, 4)} | {
         (kind, k, batch) for kind in ("tokens", "eagle3") for k in (1, 3) for batch in (1, 4)
     }
     for point in curves["points"]:

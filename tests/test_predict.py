@@ -71,7 +71,7 @@ def test_the_command_says_how_steps_without_drafts_are_counted(
     # every step takes 1 ms, drafting another one in half of them, for 1.25 tokens
     assert re.search(r" 1 +1\.25 +0\.83x, needs 1\.50\n", text)
     assert "50% of steps draft" in text
-    assert "where no request drafts" in text
+    assert "in which only some requests draft costs what it costs when all do" in text
 
 
 def test_what_drafts_is_a_head_unless_something_else_is_said_or_alone(

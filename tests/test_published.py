@@ -53,7 +53,8 @@ def model(config: Config, kv_bits: float = 8.0, reads_kv_per_query: bool = False
 
 
 def decoding(none_ms: float, verifying_ms: float) -> Cell:
-    return Cell(none_ms, 0.0, 0.0, Estimate.exact(verifying_ms / none_ms))
+    # a step that drafts nothing is taken to be one without speculation
+    return Cell(none_ms, 0.0, 0.0, Estimate.exact(verifying_ms / none_ms), Estimate.exact(1.0))
 
 
 @cache

@@ -10,7 +10,7 @@ import pytest
 
 from specmill.acceptance import subtract
 from specmill.client import Client
-from specmill.fixed_drafter import FixedDrafter
+from specmill.fixed_drafter import FixedDrafter, NoDrafts
 from specmill.params_file import load_params
 from specmill.sampling_drafts import TwinDrafts
 from specmill.sampling_twin import MAX_MODEL_LEN, prompts, write_twin
@@ -78,14 +78,14 @@ def test_requests_that_ask_for_different_k_are_an_error() -> None:
         scheduler_of(3, 1).schedule()
 
 
-@pytest.mark.parametrize("k", [0, 9])
+@pytest.mark.parametrize("k", [-1, 9])
 def test_a_k_that_the_engine_does_not_draft_is_an_error(k: int) -> None:
-    with pytest.raises(ValueError, match=f"asks for K {k}; this engine drafts 1 to 8"):
+    with pytest.raises(ValueError, match=f"asks for K {k}; this engine drafts 0 to 8"):
         scheduler_of(k).schedule()
 
 
-def drafter(k: int, vocab_size: int) -> FixedDrafter:
-    return FixedDrafter(
+def drafter(k: int, vocab_size: int, kind: type[FixedDrafter] = FixedDrafter) -> FixedDrafter:
+    return kind(
         SimpleNamespace(
             speculative_config=SimpleNamespace(num_speculative_tokens=k),
             model_config=SimpleNamespace(get_vocab_size=lambda: vocab_size),
@@ -97,6 +97,13 @@ def test_a_draft_is_k_scattered_tokens_half_a_vocabulary_from_the_last() -> None
     # 99 + 10000 = 10099; 10099 + 7919 = 18018; 18018 + 7919 = 25937, less the vocabulary 5937
     drafts = drafter(3, 20_000).propose([[5, 99], []], None, None, slot_mappings=None)
     assert drafts == [[10_099, 18_018, 5_937], []]
+
+
+def test_a_drafter_that_finds_nothing_has_an_empty_draft_for_every_request() -> None:
+    assert drafter(3, 20_000, NoDrafts).propose([[5, 99], []], None, None, slot_mappings=None) == [
+        [],
+        [],
+    ]
 
 
 @pytest.mark.e2e
@@ -124,12 +131,15 @@ def test_one_engine_drafts_as_many_tokens_as_its_requests_ask_for(
         startup_timeout_s=runtime.startup_timeout_s,
         label="steered",
     ) as server:  # fmt: skip
-        for k in (3, 1, 3, 2):
-            assert asyncio.run(tokens_per_draft(server, k)) == k
+        # a head drafts at every step; what looks drafts up may find none
+        for k in (3, 1, 3, 2, *((0, 1) if method == "custom_class" else ())):
+            tokens, drafts = asyncio.run(drafted(server, k))
+            assert tokens == k * drafts
+            assert (drafts > 0) == (k > 0)
 
 
-async def tokens_per_draft(server: Server, k: int) -> float:
-    """Mean draft tokens of a draft, by the engine's counters, while three requests ask for K."""
+async def drafted(server: Server, k: int) -> tuple[float, float]:
+    """Draft tokens and drafts by the engine's counters, while three requests ask for K."""
     sampling = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, "vllm_xargs": {"k": k}}
     async with Client(server, 60) as client:
         before = await client.counters()
@@ -138,4 +148,4 @@ async def tokens_per_draft(server: Server, k: int) -> float:
         )
         gained = subtract(await client.counters(), before)
     assert [len(answer.token_ids) for answer in answers] == [24, 24, 24]
-    return gained["num_draft_tokens"] / gained["num_drafts"]
+    return gained["num_draft_tokens"], gained["num_drafts"]

@@ -28,6 +28,7 @@ CURVES: dict[str, Any] = {
         drafted(1, 4, 1.5, 100.0),
         drafted(3, 4, 2.0, 120.0),
         drafted(3, 4, 1.1, 95.0, kind="tokens"),
+        drafted(0, 4, 1.3, 95.0, kind="tokens"),
     ]
 }
 
@@ -90,3 +91,28 @@ def test_a_load_without_a_reference_is_refused() -> None:
     lonely = {"points": [*CURVES["points"], drafted(1, 16, 1.5, 100.0)]}
     with pytest.raises(NotMeasured, match=r"eagle3 was measured at \[16\] requests"):
         step_times(lonely, "eagle3")
+
+
+def test_steps_without_drafts_are_no_k_to_interpolate_from_but_known_beside_it() -> None:
+    times = step_times(CURVES, "tokens")
+    cell = times.cell(3, 4)
+    assert cell.empty is not None
+    assert (cell.empty.value, cell.empty.low, cell.empty.high) == pytest.approx((1.3, 1.2, 1.5))
+    with pytest.raises(NotMeasured, match=r"K: 1 is outside what was measured \(3\)"):
+        times.cell(1, 4)
+    assert step_times(CURVES, "eagle3").cell(3, 4).empty is None
+
+
+def test_steps_without_drafts_have_to_be_known_at_every_load_or_at_none() -> None:
+    more = {"points": [*CURVES["points"], drafted(3, 1, 1.1, 30.0, kind="tokens")]}
+    with pytest.raises(NotMeasured, match=r"not measured at \[1\] requests in flight without"):
+        step_times(more, "tokens")
+
+
+def test_between_two_loads_steps_without_drafts_are_on_a_line_too() -> None:
+    more = {"points": [*CURVES["points"],
+                       *(drafted(k, 1, 2.0, 30.0, kind="tokens") for k in (0, 3))]}  # fmt: skip
+    empty = step_times(more, "tokens").cell(3, 2).empty
+    assert empty is not None
+    # 20 ms at one request and 26 at four, of none 10 and 20
+    assert empty.value == pytest.approx((20 + 6 / 3) / (10 + 10 / 3))
