@@ -13,8 +13,8 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from specmill.decoder import decoder_prefix, text_path, with_text
 from specmill.files import read_json, write_json
+from specmill.text_decoder import decoder_prefix, text_path, with_text
 
 INDEX = "model.safetensors.index.json"
 _COPIED = ("*.json", "*.model", "*.jinja", "*.txt", "*.py")

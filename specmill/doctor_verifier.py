@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from specmill.finding import Finding
-from specmill.geometry import Geometry, read_geometry, text_config
+from specmill.geometry import Geometry, read_geometry
 from specmill.layers import aux_layer_ids, states_of
 from specmill.machine_look import MachineNow
 from specmill.params import Params, Verifier
 from specmill.params_experts import Experts
 from specmill.templates import TemplateError, split_render
+from specmill.text_decoder import text_config
 from specmill.verifier import check_source, gguf_file
 from specmill.weight_bits import bits_by_component
 

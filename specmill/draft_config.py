@@ -127,11 +127,6 @@ def flattened(config: Config) -> Config:
     return flat
 
 
-def text_config(config: Config) -> Config:
-    """A verifier's config, or that of its text model where other inputs have models too."""
-    return dict(config.get("text_config") or config)
-
-
 def check_draft(chosen: Train, around: Surroundings) -> Config | None:
     """Refuse a geometry that does not fit, or that nothing would train or serve.
 

@@ -11,9 +11,10 @@ from huggingface_hub.errors import StrictDataclassError
 from speculators.train.cli import create_transformer_layer_config
 from transformers import LlamaConfig, PreTrainedConfig
 
-from specmill.draft_config import HEAD_KEYS, Config, Surroundings, text_config
+from specmill.draft_config import HEAD_KEYS, Config, Surroundings
 from specmill.files import read_json
 from specmill.params import Train
+from specmill.text_decoder import text_config
 
 _OTHERS = ("architectures", "auto_map", "eagle_config", "model_type", "transformers_version")
 """Of a config, what names whose it is."""

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from specmill import paths
-from specmill.draft_config import Surroundings, check_draft, flattened, read_draft, text_config
+from specmill.draft_config import Surroundings, check_draft, flattened, read_draft
 from specmill.files import file_digest, read_json
 from specmill.layers import aux_layer_ids
 from specmill.params import Params, Train, Verifier
 from specmill.sources import identify_head
+from specmill.text_decoder import text_config
 
 
 def check_shape(params: Params) -> None:

@@ -25,9 +25,9 @@ from speculators.models.eagle3.core import Eagle3DraftModel
 from speculators.models.eagle3.data import shift_batch
 from speculators.models.peagle.core import PEagleDraftModel
 
-from specmill.decoder import text_config
 from specmill.files import read_json
 from specmill.params import Train
+from specmill.text_decoder import text_config
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ Multi-token prediction layers of a checkpoint are no part of the verifier.
 from dataclasses import dataclass
 from typing import Any
 
-from specmill.decoder import text_config
+from specmill.text_decoder import text_config
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 MOE = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "glm4_moe")

@@ -27,7 +27,6 @@ from typing import Any
 
 from specmill import compat, paths
 from specmill.configured import verifier_config, weight_dtypes
-from specmill.decoder import head_tensors
 from specmill.engines import extraction_settings, work_at
 from specmill.extract import extract_missing
 from specmill.files import machine_lock
@@ -50,6 +49,7 @@ from specmill.server import EngineRefused, Server, serve
 from specmill.shrunk import shrunk_config
 from specmill.steps import Steps, as_text
 from specmill.store import HiddenStateStore
+from specmill.text_decoder import head_tensors
 from specmill.twin import (
     MAX_MODEL_LEN,
     TOKEN,

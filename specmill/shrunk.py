@@ -9,7 +9,7 @@ code.
 
 from typing import Any
 
-from specmill.decoder import text_config, text_path, with_text
+from specmill.text_decoder import text_config, text_path, with_text
 
 NUM_LAYERS = 7
 """The fewest with three different default depths (specmill.layers): 2, 3, 4."""

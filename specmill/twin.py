@@ -26,10 +26,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from specmill.decoder import decoder_prefix
 from specmill.files import write_json
 from specmill.samples import Sample, make_sample
 from specmill.shrunk import NUM_SPECIAL, VOCAB_SIZE
+from specmill.text_decoder import decoder_prefix
 
 TOKEN = 301
 """What it says."""

@@ -17,9 +17,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from specmill import compat
-from specmill.decoder import head_tensors, is_tied, text_path
 from specmill.experts import experts_of
 from specmill.files import digest, file_digest, read_json, write_json
+from specmill.text_decoder import head_tensors, is_tied, text_path
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ def _text_part(model: Path, config: Any) -> Any:
 
 
 def _find_head_tensors(model: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (standard name, tensor), however they are nested (specmill.decoder)."""
+    """Yield (standard name, tensor), however they are nested (specmill.text_decoder)."""
     places: dict[str, Path] = {}
     dtypes: dict[str, str] = {}
     for shard in sorted(model.glob("*.safetensors")):

@@ -9,7 +9,7 @@ import re
 from fnmatch import fnmatch
 from typing import Any
 
-from specmill.decoder import text_config
+from specmill.text_decoder import text_config
 
 QUANTISED = {
     "attention": "model.layers.1.self_attn.o_proj",

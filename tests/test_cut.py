@@ -10,9 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specmill import paths
 from specmill.cut import INDEX, cut_config, cut_model
-from specmill.decoder import decoder_prefix
 from specmill.methods.draft_model import Settings, speculative_config
 from specmill.section import DoesNotFit
+from specmill.text_decoder import decoder_prefix
 from specmill.verifier import REFERENCE, model_path
 
 VERIFIER = {"name": "tiny", "fingerprint": "f1", "vocab_size": 32}

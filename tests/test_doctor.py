@@ -105,9 +105,9 @@ def test_on_a_gpu_every_k_of_the_curves_has_an_engine_of_its_own() -> None:
     chosen = params()
     on_cpu = {cost.stage: cost for cost in examine(chosen, seen(), []).costs}
     on_gpu = {cost.stage: cost for cost in examine(chosen, seen(machine=h200()), []).costs}
-    # none, and two kinds (tokens, eagle3) at K 1, 3 and 8
+    # none, and two kinds (tokens, eagle3) at K 1, 3 and 8; tokens without a draft as well
     assert on_cpu["curves"].starts == 1 + 2
-    assert on_gpu["curves"].starts == 1 + 2 * 3
+    assert on_gpu["curves"].starts == 1 + 2 * 3 + 1
 
 
 def test_a_drifted_interface_is_a_problem_that_quotes_it() -> None:

@@ -22,7 +22,6 @@ from specmill.draft_config import (
     flattened,
     geometry,
     read_draft,
-    text_config,
 )
 from specmill.draft_decoder import decoder_config, surroundings
 from specmill.draft_sources import check_shape, identify_draft, verifier_config
@@ -32,6 +31,7 @@ from specmill.head_shapes import shapes_of
 from specmill.params import Params, Train
 from specmill.params_file import load_params
 from specmill.params_heads import LIKE_VERIFIER
+from specmill.text_decoder import text_config
 from specmill.training import build_draft_model
 from specmill.vocab import build_tables
 from tests.configs import KIMI_K25

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from specmill.decoder import text_config
 from specmill.shrunk import VOCAB_SIZE, shrunk_config
+from specmill.text_decoder import text_config
 from tests.configs import GPT_OSS_20B
 from tests.verifiers import CLASSES, KIMI
 

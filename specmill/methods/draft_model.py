@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from specmill import compat, paths
-from specmill.decoder import text_config
 from specmill.files import read_json
 from specmill.section import DoesNotFit, NoSettings
+from specmill.text_decoder import text_config
 
 Settings = NoSettings
 

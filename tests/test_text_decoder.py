@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specmill.decoder import decoder_prefix, head_tensors, is_tied, text_config, with_text
+from specmill.text_decoder import decoder_prefix, head_tensors, is_tied, text_config, with_text
 from tests.configs import KIMI_K25
 
 LAYER = "layers.0.mlp.down_proj.weight"
