@@ -78,12 +78,12 @@ def plot_check(rows: list[Row], target: Target) -> None:
 
 
 def plot_step_ratio(points: list[Row], target: Target) -> None:
-    """What a step costs against one without drafts: a panel per kind of draft, a line per batch."""
+    """What a step costs against one of `none`: a panel per kind of draft, a line per batch."""
     kinds = grouped("kind", [point for point in points if point["kind"] != "none"])
     columns = min(2, max(1, len(kinds)))
     lines = -(-len(kinds) // columns)
     size = (0.6 + 2.2 * columns, 0.9 + 2.3 * max(1, lines))
-    with canvas(target, size, "Step time against one without drafts", (_SIZE[0], 2.2)) as figure:
+    with canvas(target, size, "Step time against one of none", (_SIZE[0], 2.2)) as figure:
         all_axes = panels(figure, len(kinds), columns, sharex=True, sharey=True)
         for axes, (kind, of_kind) in zip(all_axes, kinds.items(), strict=True):
             batches = grouped("batch", of_kind)
