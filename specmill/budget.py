@@ -49,7 +49,8 @@ class Budget:
             params: Of params.yaml.
             work: How much there is to do.
             rates: How fast it is done.
-            config: The verifier's config.json.
+            config: The config.json of the verifier, or of the draft model where that has a shape
+                of its own.
         """
         self._params, self._work, self._rates, self._config = params, work, rates, config
 
@@ -79,7 +80,7 @@ class Budget:
             ]
         found.append(self._curves())
         for name, method in params.methods.items():
-            found += [self._bench(name, method), self._cost(f"sampling@{name}", 1, 0.0)]
+            found += [self._bench(name, method), self._sampling(name)]
         if self._rates.size.geometry.experts:
             bench = self._work.bench
             read_s = self._rates.prefill_s(bench.row_tokens, bench.row_tokens // bench.number)
@@ -123,7 +124,7 @@ class Budget:
         share = min(1.0, (max_samples or training.number) / training.number)
         tokens = training.row_tokens * share * epochs
         flop = 6 * self._head_weights() * tokens * chosen.ttt_steps
-        work_s = flop / self._rates.speed.flop_per_s
+        work_s = flop / (self._params.runtime.train_processes * self._rates.speed.flop_per_s)
         size = epochs * self._head_weights() * 4 * _OPTIMIZER_COPIES
         return self._cost(stage, 0, work_s, size, "estimated")
 
@@ -153,6 +154,10 @@ class Budget:
         work_s = sum(self._arm_s(k) for k in lengths) + references * self._arm_s(0)
         starts = bench_starts(params, speculates)
         return self._cost(f"bench@{name}", starts, work_s, steps=self._steps)
+
+    def _sampling(self, name: str) -> Cost:
+        start_s = self._rates.bare_start_s()
+        return Cost(f"sampling@{name}", 1, 0.0, start_s, 0, "estimated")
 
     def _lengths(self, speculates: bool) -> list[int]:
         spec = self._params.spec

@@ -31,6 +31,7 @@ from specmill.doctor_verifier import (
     served_dtype,
     size_of,
 )
+from specmill.draft_config import read_draft
 from specmill.finding import Finding
 from specmill.machine_look import MachineNow, look
 from specmill.methods import check_methods
@@ -53,6 +54,9 @@ class Seen:
     engine: dict[str, Any] | str
     """What `python -m specmill.signatures` says, or why it says nothing."""
     speed: Speed
+    """Of one GPU where there are several."""
+    is_linked: bool
+    """Whether DVC's cache and the workspace share files."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,8 @@ def see(params: Params) -> Seen:
     with tempfile.TemporaryDirectory(dir=paths.ROOT) as scratch:
         speed = measure(machine.device, dtype, Path(scratch))
     architecture = [card.architecture] if isinstance(card, Card) else []
-    return Seen(machine, card, _engine(architecture), speed)
+    linked = doctor_services.cache_is_linked(paths.ROOT)
+    return Seen(machine, card, _engine(architecture), speed, linked)
 
 
 def _engine(architecture: list[str]) -> dict[str, Any] | str:
@@ -161,16 +166,19 @@ def _sized(params: Params, seen: Seen, card: Card) -> tuple[list[Finding], list[
                 f"out, {work.bench.number} to measure; at most {every.row_tokens:,} tokens")
     )  # fmt: skip
     import_s = float(seen.engine["import_s"]) if isinstance(seen.engine, dict) else 0.0
-    rates = Rates(size, seen.speed, machine.device, import_s, read_records(params, machine))
-    budget = Budget(params, work, rates, card.config)
-    written = size.weight_bytes if _is_written(params) else 0
-    return [*found, *check_disk(disk_needs(budget, written))], budget.costs()
+    rates = Rates(size, seen.speed, machine.device, import_s, read_records(params, machine),
+                  params.parallel.tensor_parallel_size)  # fmt: skip
+    budget = Budget(params, work, rates, _head_config(params, card))
+    needs = disk_needs(budget, params.verifier, size.weight_bytes, is_linked=seen.is_linked)
+    return [*found, *check_disk(needs)], budget.costs()
 
 
-def _is_written(params: Params) -> bool:
-    """Whether the verifier's weights are written here, or only a reference to them."""
-    kind = params.verifier.source.partition(":")[0]
-    return kind not in ("folder", "hub") or params.verifier.experts is not None
+def _head_config(params: Params, card: Card) -> dict[str, Any]:
+    """What the trained head is shaped like; the verifier where `train.draft` is no good."""
+    try:
+        return read_draft(params.train.draft) or card.config
+    except ValueError:  # check_card has said so
+        return card.config
 
 
 def text(answer: Examination, dollars_per_hour: float | None) -> str:

@@ -7,28 +7,49 @@ from pathlib import Path
 from specmill import paths
 from specmill.budget import Budget
 from specmill.finding import Finding
+from specmill.params import Verifier
 
 _DVC_CACHE = Path(".dvc/cache")
+_MORE_ROOM = (
+    "lower prepare.limit, extract.dtype: fp8_e4m3, extract.mode: online, another disk, or one copy "
+    "instead of three: dvc config --local cache.type reflink,hardlink"
+)
 
 
-def disk_needs(budget: Budget, verifier_bytes: int) -> dict[Path, int]:
+def disk_needs(
+    budget: Budget, verifier: Verifier, weight_bytes: int, *, is_linked: bool
+) -> dict[Path, int]:
     """Bytes that a run writes, by folder.
 
-    DVC keeps a second copy of what stages write, unless its cache is of links
-    (docs/hidden-states.md), and so does a view of the store that it checks out.
+    DVC keeps a second copy of what stages write, and a view of the store that it checks out is a
+    third, unless its cache is of links (docs/hidden-states.md). A verifier on the Hub is downloaded
+    into the Hub's own cache; of a folder only a reference is kept.
 
     Args:
         budget: Of the run.
-        verifier_bytes: Of a verifier that is written here; 0 where only a reference is kept.
+        verifier: Of params.yaml.
+        weight_bytes: Of the verifier.
+        is_linked: Whether DVC's cache is of links.
     """
-    states = budget.state_bytes
-    return {
+    kind, _, place = verifier.source.partition(":")
+    states, copies = budget.state_bytes, 0 if is_linked else 1
+    written = weight_bytes if kind == "wheel" or verifier.experts else 0
+    needs = {
         paths.STORE: states,
-        paths.HIDDEN_STATES: states,
+        paths.HIDDEN_STATES: copies * states,
         paths.CACHE / "checkpoints": budget.checkpoint_bytes,
-        paths.VERIFIER: verifier_bytes,
-        paths.ROOT / _DVC_CACHE: states + verifier_bytes,
+        paths.VERIFIER: written,
+        paths.ROOT / _DVC_CACHE: copies * (states + written),
     }
+    return needs | ({_hub_folder(place): weight_bytes} if kind == "hub" else {})
+
+
+def _hub_folder(name: str) -> Path:
+    """Where the Hub's client keeps the files of a model."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.file_download import repo_folder_name
+
+    return Path(HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model") / "blobs"
 
 
 def check_disk(needs: dict[Path, int]) -> list[Finding]:
@@ -49,8 +70,7 @@ def check_disk(needs: dict[Path, int]) -> list[Finding]:
         text = f"{free / 1e9:,.1f} GB free, a run writes {needed / 1e9:.3g} ({parts or 'nothing'})"
         found.append(
             Finding("ok", "disk", text) if needed < free
-            else Finding("problem", "disk", text, "lower prepare.limit, extract.dtype: fp8_e4m3, "
-                         "extract.mode: online, or another disk")
+            else Finding("problem", "disk", text, _MORE_ROOM)
         )  # fmt: skip
     return found
 

@@ -4,6 +4,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections import Counter
 
 from specmill import compat
 from specmill.finding import Finding
@@ -53,12 +54,14 @@ def _driver(driver: str) -> Finding:
 
 
 def check_gpus(machine: MachineNow, params: Params) -> list[Finding]:
-    """Names, free memory and links; nothing to say without a GPU."""
+    """Names, number, free memory and links; nothing to say without a GPU."""
     gpus = machine.hardware["gpus"]
     if not gpus:
         cores = machine.hardware["num_usable_cores"]
         return [Finding("ok", "gpus", f"none; {cores} cores of {machine.hardware['cpu_model']}")]
-    found = [Finding("ok", "gpus", ", ".join(f"{gpu['name']} {gpu['memory']}" for gpu in gpus))]
+    kinds = Counter(f"{gpu['name']} {gpu['memory']}" for gpu in gpus)
+    has = ", ".join(f"{number} x {kind}" for kind, number in kinds.items())
+    found = [Finding("ok", "gpus", has)]
     share = params.runtime.gpu_memory_utilization
     if machine.gpu_bytes:
         total, free = machine.gpu_bytes[0]
@@ -68,11 +71,30 @@ def check_gpus(machine: MachineNow, params: Params) -> list[Finding]:
                         f"are free, an engine takes {share:.0%}", "end what uses the GPU, or lower "
                         "runtime.gpu_memory_utilization")
             )  # fmt: skip
+    each = params.parallel.tensor_parallel_size
+    for key, asked in _gpus_asked(params).items():
+        if asked > len(gpus):
+            found.append(Finding("problem", "gpus", f"{key} asks for {asked} GPUs, there are "
+                                 f"{len(gpus)}", "lower it"))  # fmt: skip
     if machine.links:
         fast = bool(_NETWORKS.search(machine.links))
         kind = "NVLink" if fast else "PCIe only"
-        found.append(Finding("ok", "links", f"{len(gpus)} GPUs, {kind}; an engine here uses one"))
+        found.append(Finding("ok", "links", f"{len(gpus)} GPUs, {kind}; an engine uses {each}"))
     return found
+
+
+def _gpus_asked(params: Params) -> dict[str, int]:
+    """GPUs that are used at once, by the parameter that says so."""
+    parallel, runtime = params.parallel, params.runtime
+    each = parallel.tensor_parallel_size
+    asked = {
+        "parallel.tensor_parallel_size x data_parallel_size": each * parallel.data_parallel_size,
+        "runtime.train_processes": runtime.train_processes,
+    }
+    if runtime.extract_engines > 1:
+        key = "runtime.extract_engines x parallel.tensor_parallel_size"
+        asked[key] = runtime.extract_engines * each
+    return asked
 
 
 def check_dtype(machine: MachineNow, params: Params) -> list[Finding]:

@@ -43,6 +43,18 @@ def check_remotes(root: Path, wait_s: float = _WAIT_S) -> list[Finding]:
     return [_remote(root, name, url, wait_s) for name, url in remotes.items()]
 
 
+def cache_is_linked(root: Path) -> bool:
+    """Whether DVC's cache and the workspace share files (`cache.type`), so that each is kept once.
+
+    Raises:
+        DvcException: when DVC is not set up here.
+    """
+    from dvc.repo import Repo
+
+    with Repo(str(root)) as repo:
+        return bool({"hardlink", "symlink"} & set(repo.config["cache"].get("type") or []))
+
+
 _ASK = """
 import sys
 from dvc.repo import Repo

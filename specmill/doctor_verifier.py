@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specmill.draft_config import Surroundings, check_draft
 from specmill.finding import Finding
 from specmill.geometry import Geometry, read_geometry
 from specmill.layers import aux_layer_ids, states_of
@@ -92,7 +93,7 @@ def served_dtype(card: Card, params: Params, native_dtype: str) -> str:
 
 
 def check_card(card: Card, params: Params) -> list[Finding]:
-    """Context, depths, chat template and quantisation of a verifier."""
+    """Context, depths, draft vocabulary, shape of the head and chat template of a verifier."""
     text, length = card.text, params.verifier.max_model_len
     found = [Finding("ok", "verifier", f"{card.name} is a {card.architecture}")]
     most = text.get("max_position_embeddings")
@@ -104,6 +105,7 @@ def check_card(card: Card, params: Params) -> list[Finding]:
     try:
         ids = aux_layer_ids(params.extract.aux_layer_ids, text["num_hidden_layers"])
         found.append(Finding("ok", "aux layers", f"{ids} of {text['num_hidden_layers']}"))
+        found.append(_check_shape(card, params, ids))
     except ValueError as error:
         found.append(Finding("problem", "aux layers", str(error), "set extract.aux_layer_ids"))
     vocab = params.vocab.draft_vocab_size
@@ -113,6 +115,16 @@ def check_card(card: Card, params: Params) -> list[Finding]:
                     f"{text['vocab_size']} tokens", "lower it")
         )  # fmt: skip
     return [*found, check_template(card.tokenizer, params)]
+
+
+def _check_shape(card: Card, params: Params, ids: list[int]) -> Finding:
+    """Whether `train.draft` fits."""
+    size, longest = params.vocab.draft_vocab_size, params.verifier.max_model_len
+    try:
+        check_draft(params.train, Surroundings(card.text, card.name, size, ids, longest))
+    except ValueError as error:
+        return Finding("problem", "draft model", str(error), "see docs/draft-model.md")
+    return Finding("ok", "draft model", params.train.draft)
 
 
 def check_template(tokenizer: Any, params: Params) -> Finding:
@@ -220,32 +232,40 @@ def size_of(card: Card, params: Params, native_dtype: str) -> Size:
 
 
 def check_memory(size: Size, machine: MachineNow, params: Params) -> list[Finding]:
-    """Whether the weights, and the KV cache of what is asked for at once, fit the device."""
+    """Whether the weights, and the KV cache of what is asked for at once, fit the device.
+
+    Of an engine over several GPUs one of them is looked at: it holds its part of the weights, and
+    of the KV cache as many heads as it has, at least one (all of a latent cache).
+    """
     engines = 2 if params.bench.reference == "beside" else 1
     runtime = params.runtime
+    gpus = params.parallel.tensor_parallel_size if machine.device == "cuda" else 1
+    weights = size.weight_bytes // gpus
+    kv_bytes = size.kv_bytes_per_token / min(gpus, size.geometry.kv_heads)
     if machine.device == "cuda":
-        total = machine.gpu_bytes[0][0] if machine.gpu_bytes else 0
-        cache = int(total * runtime.gpu_memory_utilization / engines) - size.weight_bytes
-        do = "bench.reference: bracket, a larger GPU, or a quantised checkpoint"
+        total = min((all_ for all_, _ in machine.gpu_bytes), default=0)
+        cache = int(total * runtime.gpu_memory_utilization / engines) - weights
+        do = "bench.reference: bracket, more or larger GPUs, or a quantised checkpoint"
     else:
         cache = runtime.cpu_kv_cache_gib * 2**30
         do = "raise runtime.cpu_kv_cache_gib"
-    one = params.verifier.max_model_len * size.kv_bytes_per_token
+    one = params.verifier.max_model_len * kv_bytes
     text = (
-        f"weights {size.weight_bytes / 1e9:.3g} GB; {engines} engine(s) at once, KV cache of each "
-        f"{cache / 1e9:.3g} GB; a request of max_model_len takes {one / 1e9:.3g}"
+        f"weights {size.weight_bytes / 1e9:.3g} GB over {gpus} device(s); {engines} engine(s) at "
+        f"once, KV cache of each {cache / 1e9:.3g} GB a device, {cache / kv_bytes:,.0f} tokens; a "
+        f"request of max_model_len takes {one / 1e9:.3g} GB"
     )
     if cache < one:
         return [Finding("problem", "memory", text, f"{do}, or lower verifier.max_model_len")]
     found = [Finding("ok", "memory", text)]
     longest = max(params.bench.context) + params.prepare.max_tokens + params.bench.max_tokens
     asked = max([*params.bench.concurrency, *params.curves.batch])
-    if asked * longest * size.kv_bytes_per_token > cache:
+    if asked * longest * kv_bytes > cache:
         found.append(
             Finding("warning", "kv cache", f"{asked} requests of {longest} tokens do not fit at "
                     "once: some will wait or be preempted", f"{do}, or fewer requests in flight")
         )  # fmt: skip
-    needed = engines * (size.weight_bytes + cache)
+    needed = engines * (weights + cache)
     if machine.device == "cpu" and needed > machine.available_bytes:
         found.append(
             Finding("problem", "memory", f"{engines} engine(s) take {needed / 1e9:.3g} GB, "

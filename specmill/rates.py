@@ -75,6 +75,8 @@ class Rates:
     import_s: float
     """Of vLLM, measured now."""
     records: Records
+    gpus_per_engine: int = 1
+    """Over which an engine is spread; `speed` is of one of them."""
 
     @property
     def starts_measured(self) -> bool:
@@ -87,11 +89,14 @@ class Rates:
         return bool(self.records.none_ms)
 
     def start_s(self) -> float:
-        """Of one engine."""
+        """Of one engine of the verifier."""
         if self.records.start_s:
             return median(self.records.start_s)
-        imports = compat.importing_processes(self.device) * self.import_s
-        return imports + self.size.weight_bytes / self.speed.read_bytes_per_s
+        return self.bare_start_s() + self.size.weight_bytes / self.speed.read_bytes_per_s
+
+    def bare_start_s(self) -> float:
+        """Of one engine of a model too small to count."""
+        return compat.importing_processes(self.device) * self.import_s
 
     def step_s(self, batch: int, context: int, k: int = 0) -> float:
         """Of one step of so many requests, each with so many tokens before it.
@@ -103,13 +108,18 @@ class Rates:
             below = [at for at in known if at <= batch]
             near = max(below) if below else min(known)
             return known[near] / 1e3 * max(1.0, batch / near)
-        machine = Machine(self.speed.bandwidth_bytes_per_s, peak_flop_per_s=self.speed.flop_per_s)
+        gpus = self.gpus_per_engine
+        machine = Machine(gpus * self.speed.bandwidth_bytes_per_s, gpus, self._flop_per_s)
         return step_ms(machine, self._model, batch, k, context) / 1e3
 
     def prefill_s(self, tokens: int, mean_context: int) -> float:
         """Of reading prompts: arithmetic alone, for many tokens pass at once."""
         one = step_flop(self.size.geometry, 1, 0, mean_context // 2)
-        return tokens * one / self.speed.flop_per_s
+        return tokens * one / self._flop_per_s
+
+    @property
+    def _flop_per_s(self) -> float:
+        return self.gpus_per_engine * self.speed.flop_per_s
 
     @property
     def _model(self) -> Model:

@@ -1,8 +1,9 @@
 """How much work params.yaml asks for: conversations, turns and tokens, before any is answered.
 
 Answers are as long as they may be and every round of a bench is run, so the figures are upper
-bounds. Of a local dataset the conversations are counted; of one on the Hub, which is not downloaded
-here, as many as params.yaml allows are taken, with contexts as long as the verifier's.
+bounds. Of a local dataset the conversations are counted, those to train on and those to measure
+with apart; where one is on the Hub, which is not downloaded here, as many as params.yaml allows are
+taken, with contexts as long as the verifier's.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +12,10 @@ from math import ceil
 
 from specmill.conversations import Conversation
 from specmill.params import Params
+from specmill.params_data import Dataset
 from specmill.prepare import pick_conversations
+from specmill.prompts import pick_bench
+from specmill.sources import read_conversations
 
 Count = Callable[[str], int]
 """Tokens of a text."""
@@ -63,23 +67,33 @@ def workload(params: Params, count: Count) -> Workload:
             on the Hub is used.
     """
     chosen, longest = params.prepare, params.verifier.max_model_len
-    if any(one.source.startswith("hub:") for one in (*chosen.dataset, *chosen.bench)):
-        number = chosen.limit or chosen.max_rows
-        if number is None:
+    if _is_on_hub(chosen.bench):
+        number = len(chosen.bench) * chosen.bench_per_category
+        bench, num_categories = _bound(number, longest, chosen.max_tokens), len(chosen.bench)
+    else:
+        readings = [read_conversations(one, chosen.max_rows) for one in chosen.bench]
+        measured = pick_bench(readings, chosen.bench_per_category, chosen.seed)
+        bench = _turns(measured, count, chosen.max_tokens, longest)
+        num_categories = len({one.category for one in measured})
+    if _is_on_hub((*chosen.dataset, *chosen.bench)):
+        most = chosen.limit or chosen.max_rows
+        if most is None:
             raise ValueError("prepare.limit and prepare.max_rows are both null: set one")
-        num_bench = len(chosen.bench) * chosen.bench_per_category
-        training, heldout, bench = (
-            _bound(many, longest, chosen.max_tokens) for many in (number, chosen.heldout, num_bench)
+        training, heldout = (
+            _bound(many, longest, chosen.max_tokens) for many in (most, chosen.heldout)
         )
-        return Workload(training, heldout, bench, len(chosen.bench), longest - chosen.max_tokens)
-    picked = pick_conversations(chosen)
-    training, heldout, bench = (
-        _turns(found, count, chosen.max_tokens, longest)
-        for found in (picked.training, picked.heldout, picked.bench)
-    )
-    categories = {one.category for one in picked.bench}
+    else:
+        picked = pick_conversations(chosen)
+        training, heldout = (
+            _turns(found, count, chosen.max_tokens, longest)
+            for found in (picked.training, picked.heldout)
+        )
     mean = ceil(bench.read_tokens / bench.number)
-    return Workload(training, heldout, bench, len(categories), mean)
+    return Workload(training, heldout, bench, num_categories, mean)
+
+
+def _is_on_hub(datasets: Iterable[Dataset]) -> bool:
+    return any(one.source.startswith("hub:") for one in datasets)
 
 
 def _bound(number: int, longest: int, answer: int) -> Turns:

@@ -102,6 +102,13 @@ def h200(**changes: Any) -> MachineNow:
     return machine(**values | changes)
 
 
+def rig(name: str, memory_mib: int, number: int, links: str) -> MachineNow:
+    """A node of equal GPUs, almost all of whose memory is free."""
+    gpu = {"name": name, "memory": f"{memory_mib} MiB", "driver": "580.159.04"}
+    free = (memory_mib - 600) * 2**20
+    return h200(gpus=[gpu] * number, gpu_bytes=((memory_mib * 2**20, free),) * number, links=links)
+
+
 def card(config: dict[str, Any] = SMOLLM, template: str | None = CHATML) -> Card:
     """A verifier that is only described."""
     return Card("folder:x", config, tokenizer(template), Path("x"))
@@ -114,6 +121,7 @@ def seen(**changes: Any) -> Seen:
         "card": card(),
         "engine": ENGINE,
         "speed": SPEED,
+        "is_linked": False,
     }
     return Seen(**values | changes)
 

@@ -8,6 +8,7 @@ import pytest
 
 from specmill import paths
 from specmill.budget import Budget
+from specmill.doctor_disk import disk_needs
 from specmill.doctor_verifier import size_of
 from specmill.probe import measure
 from specmill.rates import Rates, Records, read_records
@@ -91,6 +92,19 @@ def test_engine_starts_of_a_bench(
     assert bench_starts(chosen, speculates) == expected
 
 
+def test_states_are_on_the_disk_three_times_or_once_and_a_hub_verifier_in_the_hubs_cache() -> None:
+    budget = Budget(params(), WORK, rates(), SMOLLM)
+    states = 6000 * (4 * 576 * 2 + 4)
+    wheel = disk_needs(budget, params().verifier, 1000, is_linked=False)
+    assert sum(wheel.values()) == 3 * states + 2 * 1000 + budget.checkpoint_bytes
+    linked = disk_needs(budget, params().verifier, 1000, is_linked=True)
+    assert sum(linked.values()) == states + 1000 + budget.checkpoint_bytes
+    hub = params(verifier={"source": "hub:a/b"}).verifier
+    needs = disk_needs(budget, hub, 1000, is_linked=True)
+    assert [size for folder, size in needs.items() if "models--a--b" in folder.parts] == [1000]
+    assert sum(needs.values()) == states + 1000 + budget.checkpoint_bytes
+
+
 def test_cells_are_a_request_each_at_one_in_flight_and_waves_above() -> None:
     bench = {"concurrency": [1, 4], "requests": 6, "rounds": 2, "rates": [3.0], "seconds": 5.0}
     found = bench_cells(params(bench=bench), 7)
@@ -120,10 +134,16 @@ def test_conversations_are_counted_with_answers_of_full_length(
     assert found.bench_prompt_tokens == 3
 
 
-def test_a_dataset_on_the_hub_is_bounded_by_what_params_allow() -> None:
+def test_a_dataset_on_the_hub_is_bounded_by_what_params_allow_and_a_local_one_is_counted() -> None:
     chosen = params(prepare={"dataset": "hub:a/b", "limit": 50})
-    found = workload(chosen, len)
+    found = workload(chosen, lambda text: len(text) // 4)
     assert found.training.row_tokens == 50 * 2048
+    local = workload(params(), lambda text: len(text) // 4)
+    assert (found.bench, found.num_categories) == (local.bench, 7)
+    assert found.bench_prompt_tokens == local.bench_prompt_tokens < 1000
+    measured = workload(params(prepare={"bench": "hub:a/b", "bench_per_category": 5}), len)
+    assert measured.bench.row_tokens == 5 * 2048
+    assert (measured.num_categories, measured.bench_prompt_tokens) == (1, 2048 - 192)
     with pytest.raises(ValueError, match=r"prepare\.limit and prepare\.max_rows"):
         workload(params(prepare={"dataset": "hub:a/b", "limit": None, "max_rows": None}), len)
 

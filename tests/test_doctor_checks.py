@@ -78,6 +78,32 @@ def test_links_are_told_apart(links: str, kind: str) -> None:
     assert any(kind in one.found for one in found if one.check == "links")
 
 
+@pytest.mark.parametrize(
+    ("section", "keys"),
+    [
+        ("parallel", {"tensor_parallel_size": 3}),
+        ("parallel", {"data_parallel_size": 3}),
+        ("runtime", {"extract_engines": 3}),
+        ("runtime", {"train_processes": 3}),
+    ],
+)
+def test_more_gpus_than_there_are_is_a_problem(section: str, keys: dict[str, int]) -> None:
+    two = h200(gpus=h200().hardware["gpus"] * 2)
+    (found,) = [one for one in check_gpus(two, params(**{section: keys})) if one.level != "ok"]
+    assert found.level == "problem"
+    assert f"{next(iter(keys))}" in found.found
+    assert "asks for 3 GPUs, there are 2" in found.found
+    assert {one.level for one in check_gpus(two, params(**{section: dict.fromkeys(keys, 2)}))} == {
+        "ok"
+    }
+
+
+def test_a_shape_of_the_head_that_does_not_fit_is_a_problem() -> None:
+    chosen = params(train={"draft": "kimi-k2-eagle3"}, vocab={"draft_vocab_size": 32000})
+    assert level(check_card(card(), chosen), "draft model") == "problem"
+    assert level(check_card(card(), params()), "draft model") == "ok"
+
+
 def test_a_type_that_the_cpu_emulates_is_a_warning_unless_it_is_left_to_us() -> None:
     slow = machine(native_dtype="float32")
     assert level(check_dtype(slow, params(verifier={"dtype": "bfloat16"})), "dtype") == "warning"
