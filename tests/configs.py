@@ -52,6 +52,26 @@ QWEN_30B: Config = {
 }
 """Qwen3-30B-A3B."""
 
+QWEN3_8B: Config = {
+    "model_type": "qwen3",
+    "dtype": "bfloat16",
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "vocab_size": 151936,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 40960,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "max_window_layers": 36,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+"""Qwen3-8B."""
+
 GPT_OSS_20B: Config = {
     "model_type": "gpt_oss",
     "dtype": "bfloat16",

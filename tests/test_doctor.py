@@ -11,8 +11,12 @@ from specmill.doctor import as_data, examine, main, text
 from specmill.finding import Finding
 from specmill.params_file import load_params
 from tests.patients import ENGINE, ROOT, SMOLLM, card, h200, machine, params, seen
+from tests.targets import TARGETS
 
-PROFILES = [ROOT / "params.yaml", *sorted((ROOT / "profiles").glob("*.yaml"))]
+PROFILES = [
+    ROOT / "params.yaml",
+    *(file for file in sorted((ROOT / "profiles").glob("*.yaml")) if file.stem not in TARGETS),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -41,6 +41,9 @@ FRAME = {
 check params.yaml and say where things lie, whose values dvc.yaml tracks by themselves: a section
 for a new stage must not train again."""
 
+TARGETS = ("kimi-k2.5-8x-rtx-pro-6000", "kimi-k2.5-b200", "qwen3-8b-1x-h200")
+"""Profiles for real verifiers; tests/test_targets.py has more of them."""
+
 PIPELINE: dict[str, Any] = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text())
 STAGES: dict[str, dict[str, Any]] = {
     name: stage.get("do", stage) for name, stage in PIPELINE["stages"].items()
@@ -139,7 +142,10 @@ def test_every_parameter_is_read_somewhere() -> None:
 
 @pytest.mark.parametrize(
     "profile",
-    ["params.yaml", "profiles/smoke.yaml", "profiles/all-methods.yaml", "profiles/demo-h200.yaml"],
+    [
+        "params.yaml",
+        *(f"profiles/{name}.yaml" for name in ("smoke", "all-methods", "demo-h200", *TARGETS)),
+    ],
 )
 def test_params_files_are_valid_and_all_their_rows_can_be_made(profile: str) -> None:
     params = load_params(ROOT / profile)
@@ -175,12 +181,13 @@ def test_the_profile_of_one_gpu_checks_predictions_at_points_that_no_curve_has()
 def test_no_profile_is_left_untested() -> None:
     assert {path.name for path in (ROOT / "profiles").glob("*.yaml")} == {
         "all-methods.yaml", "demo-h200.yaml", "demo-moe.yaml", "smoke.yaml",
+        *(f"{name}.yaml" for name in TARGETS),  # tests/test_targets.py
     }  # fmt: skip
 
 
 def test_methods_depend_on_spec_exactly_when_they_speculate() -> None:
-    for profile in ("params.yaml", *(f"profiles/{name}.yaml" for name in
-                                     ("all-methods", "demo-h200", "demo-moe"))):  # fmt: skip
+    profiles = (f"profiles/{name}.yaml" for name in ("all-methods", "demo-h200", "demo-moe"))
+    for profile in ("params.yaml", *profiles, *(f"profiles/{name}.yaml" for name in TARGETS)):
         for name, row in load_params(ROOT / profile).methods.items():
             assert row.section == ("bench" if row.method == "none" else "spec"), name
 
