@@ -2,13 +2,14 @@
 
 import io
 import json
+import shutil
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from specmill import doctor_disk, predict
+from specmill import predict
 from specmill.doctor import examine, text
 from specmill.params_file import load_params
 from tests.patients import ENGINE, ROOT, card, seen
@@ -57,7 +58,7 @@ def costs(name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The doctor's table for a profile on its constructed machine."""
     target = TARGETS[name]
     room = SimpleNamespace(free=target.disk_bytes)
-    monkeypatch.setattr(doctor_disk.shutil, "disk_usage", lambda _: room)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: room)
     what = seen(
         machine=target.machine,
         card=card(target.config),

@@ -1,12 +1,13 @@
 """The profiles for real verifiers, on constructed machines of the kind that they are for."""
 
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from specmill import doctor_disk, paths
+from specmill import paths
 from specmill.doctor import Examination, examine
 from specmill.doctor_verifier import check_memory, size_of
 from specmill.methods import check_methods
@@ -35,9 +36,8 @@ def visit(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def examined(name: str, **changes: Any) -> Examination:
         target = replace(TARGETS[name], **changes)
-        monkeypatch.setattr(
-            doctor_disk.shutil, "disk_usage", lambda _: SimpleNamespace(free=target.disk_bytes)
-        )
+        room = SimpleNamespace(free=target.disk_bytes)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: room)
         return examine(profile(name), looked(target), [])
 
     return examined
