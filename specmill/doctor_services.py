@@ -46,13 +46,16 @@ def check_remotes(root: Path, wait_s: float = _WAIT_S) -> list[Finding]:
 def cache_is_linked(root: Path) -> bool:
     """Whether DVC's cache and the workspace share files (`cache.type`), so that each is kept once.
 
-    Raises:
-        DvcException: when DVC is not set up here.
+    Not where DVC is not set up, of which `check_remotes` tells.
     """
+    from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
-    with Repo(str(root)) as repo:
-        return bool({"hardlink", "symlink"} & set(repo.config["cache"].get("type") or []))
+    try:
+        with Repo(str(root)) as repo:
+            return bool({"hardlink", "symlink"} & set(repo.config["cache"].get("type") or []))
+    except DvcException:
+        return False
 
 
 _ASK = """

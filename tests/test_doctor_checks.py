@@ -12,6 +12,7 @@ from specmill import compat, doctor_machine, doctor_services, machine_look
 from specmill.doctor_disk import check_disk
 from specmill.doctor_machine import check_dtype, check_gpus, check_system, check_versions
 from specmill.doctor_services import (
+    cache_is_linked,
     check_endpoints,
     check_git,
     check_hub,
@@ -196,6 +197,17 @@ def test_a_remote_that_cannot_be_reached_is_a_warning(tmp_path: Path) -> None:
 
 def test_a_folder_without_dvc_is_a_problem(tmp_path: Path) -> None:
     assert level(check_remotes(tmp_path), "dvc") == "problem"
+    assert not cache_is_linked(tmp_path)
+
+
+def test_a_cache_of_links_is_known(tmp_path: Path) -> None:
+    from dvc.repo import Repo
+
+    with Repo.init(str(tmp_path), no_scm=True) as repo:
+        assert not cache_is_linked(tmp_path)
+        with repo.config.edit() as config:
+            config["cache"] = {"type": "reflink,hardlink"}
+    assert cache_is_linked(tmp_path)
 
 
 def test_a_tracking_server_that_does_not_answer_is_a_warning(
