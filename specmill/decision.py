@@ -155,7 +155,10 @@ def _verdict(
         )
     if not any(option.by == MEASURED and option.gain is not None for option in options):
         return "Serve without speculation until a row that speculates has been measured."
-    said = "Serve without speculation: nothing was measured faster at a load and slower at none"
+    said = (
+        "Serve without speculation: of nothing was it shown that it is faster at some load and "
+        "slower at none"
+    )
     pending = [option for option in options if option.status == PENDING and option.gate]
     if not pending:
         return f"{said}."

@@ -87,10 +87,11 @@ def _option(grounds: Grounds, name: str, k: int) -> Option:
         evidence = ["Measured by another tool, and compared with nothing."]
         return Option(label, name, k, PENDING, evidence, gate, MEASURED)
     expected = [*foreseen.values()]
-    evidence = ["Not measured.", *predicted(expected)]
-    status, gate = RULED_OUT, break_even(grounds, name, k)
+    evidence = ["Not measured.", *predicted(expected), *flaws(grounds, name)]
+    hoped: Judgement = (RULED_OUT, break_even(grounds, name, k))
     if any(row["speedup_high"] > 1 for row in expected):
-        status, gate = PENDING, f"`dvc exp run -S spec.tokens={k}` measures it faster"
+        hoped = (PENDING, f"`dvc exp run -S spec.tokens={k}` measures it faster")
+    status, gate = unless_flawed(grounds, name, hoped)
     return Option(label, name, k, status, evidence, gate, PREDICTED, mean_gain(expected))
 
 
@@ -142,12 +143,19 @@ def _highest(foreseen: dict[int, Row], row: Row) -> float:
 
 
 def unless_flawed(grounds: Grounds, name: str, judgement: Judgement) -> Judgement:
-    """The same unless it adopts a method whose outputs are not the verifier's."""
-    if judgement[0] != ADOPT or flaw(name, grounds.results) is None:
+    """The same, but a method whose outputs are not the verifier's is not adopted, and whatever else
+    would reopen it, that has to be mended too.
+    """
+    if flaw(name, grounds.results) is None:
         return judgement
-    if num_wrong(name, grounds.results):
-        return RULED_OUT, "its greedy answers are the verifier's own"
-    return PENDING, "every request is greedy, or its samples are found to be right (sampling)"
+    status, gate = judgement
+    wrong = num_wrong(name, grounds.results)
+    mended = "every request is greedy, or its samples are found to be right (sampling)"
+    if wrong:
+        mended = "its greedy answers are the verifier's own"
+    if status == ADOPT:
+        return RULED_OUT if wrong else PENDING, mended
+    return status, f"{gate}; and {mended}" if gate else mended
 
 
 def mean_gain(rows: Iterable[Row]) -> float | None:

@@ -67,9 +67,10 @@ def _planned(grounds: Grounds, name: str, ranges: Ranges) -> Option:
         for load, row in grounds.foreseen(name, k).items()
         if k_at(ranges, load) == k
     ]
-    evidence = [f"{describe(ranges)}; not measured.", *predicted(chosen)]
-    gate = f"it is measured, and faster (`scheduled.{name}` in params.yaml)"
-    return _option(name, PENDING, evidence, gate, PREDICTED)
+    evidence = [f"{describe(ranges)}; not measured.", *predicted(chosen), *flaws(grounds, name)]
+    hoped = (PENDING, f"it is measured, and faster (`scheduled.{name}` in params.yaml)")
+    status, gate = unless_flawed(grounds, name, hoped)
+    return _option(name, status, evidence, gate, PREDICTED)
 
 
 def _measured(grounds: Grounds, name: str, ranges: Ranges) -> Option:

@@ -97,8 +97,9 @@ def test_where_nothing_pays_the_nearest_is_named_with_its_gate() -> None:
     assert made["deploy"] is None
     assert made["deploy_greedy"] is None
     assert made["verdict"] == (
-        "Serve without speculation: nothing was measured faster at a load and slower at none; "
-        "nearest is eagle3, K=1, if `dvc exp run -S spec.tokens=1` measures it faster."
+        "Serve without speculation: of nothing was it shown that it is faster at some load and "
+        "slower at none; nearest is eagle3, K=1, if `dvc exp run -S spec.tokens=1` measures it "
+        "faster."
     )
 
 

@@ -192,6 +192,20 @@ def test_what_was_only_predicted_is_open_or_ruled_out_by_its_interval() -> None:
     assert five.gate == "tokens per step exceed 2.00 at 1 request in flight (now 1.40)"
 
 
+def test_a_k_that_was_not_measured_waits_for_what_its_row_lacks_too() -> None:
+    found = results()
+    found["eagle3"]["sampling"] = {"lossless": False}
+    predicted = predictions(foreseen("eagle3", 5, 1, 1.2), foreseen("eagle3", 6, 1, 0.5))
+    right = "; and every request is greedy, or its samples are found to be right (sampling)"
+    made = options(grounds(found, predicted=predicted))
+    assert made[5].gate == f"`dvc exp run -S spec.tokens=5` measures it faster{right}"
+    assert made[6].status == "ruled out"
+    assert made[6].gate is not None
+    assert made[6].gate.endswith(right)
+    for k in (5, 6):
+        assert made[k].evidence[-1].startswith("Not lossless when sampled")
+
+
 def test_rows_and_k_that_were_refused_say_why() -> None:
     refused = bench(3) | {"not_served": "its heads are 4 wide", "rows": [cell(3, 1, 1, None, None)]}
     option = only(grounds({"eagle3": refused}))

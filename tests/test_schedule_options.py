@@ -90,6 +90,19 @@ def test_a_planned_schedule_is_pending_with_what_is_predicted_of_it() -> None:
     assert option.gate == "it is measured, and faster (`scheduled.eagle3` in params.yaml)"
 
 
+def test_a_planned_schedule_of_a_row_that_is_not_lossless_waits_for_that_too() -> None:
+    found = results()
+    found["eagle3"]["sampling"] = {"lossless": False}
+    predicted = predictions(foreseen("eagle3", 2, 1, 1.2), foreseen("eagle3", 1, 1, 1.1))
+    known = grounds(found, predicted=predicted, schedules=PLANNED)
+    option = schedule_option(known, "eagle3")
+    assert option.status == "pending"
+    assert option.gate is not None
+    assert option.gate.endswith("; and every request is greedy, or its samples are found to be "
+                                "right (sampling)")  # fmt: skip
+    assert option.evidence[-1].startswith("Not lossless when sampled")
+
+
 def test_a_schedule_that_never_drafts_is_ruled_out_whether_it_is_a_row_or_not() -> None:
     never = {"eagle3": {"ranges": [[1, 8, 0]], "reason": None}}
     found = results()
