@@ -34,6 +34,11 @@ Run: sh reports/serve.sh [more flags of vLLM, which win]. It listens on 127.0.0.
 VLLM_API_KEY set clients need that key."""
 
 
+_EAGER = """\
+These engines were uncompiled (bench.enforce_eager), for a test: measure compiled ones before this
+is deployed."""
+
+
 def serve_script(
     record: dict[str, Any],
     methods: Mapping[str, Method],
@@ -71,6 +76,8 @@ def serve_script(
         *_comment(_origin(served, verifier, hardware)),
         *_comment(_USE),
     ]
+    if bench.enforce_eager:
+        lines += _comment(_EAGER)
     if served:
         flags += ["--speculative-config", json.dumps(speculation(methods, served))]
     elif greedy:

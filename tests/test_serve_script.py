@@ -100,6 +100,11 @@ def test_the_adopted_option_is_served_with_its_head_by_a_relative_path(tmp_path:
     assert words[-2:] == ["--port", "9000"]  # after ours, so that it wins
 
 
+def test_a_script_of_uncompiled_engines_says_that_they_were_for_a_test() -> None:
+    assert "measure compiled ones before" in " ".join(script(EAGLE3, eager=True).split("\n# "))
+    assert "uncompiled" not in script(EAGLE3)
+
+
 def test_a_schedule_is_served_as_vllm_reads_it(tmp_path: Path) -> None:
     words, _ = run(tmp_path, script(EAGLE3 | {"ranges": [[1, 4, 2], [5, 8, 0]]}))
     config = json.loads(words[words.index("--speculative-config") + 1])
