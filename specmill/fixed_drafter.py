@@ -56,14 +56,7 @@ class FixedDrafter:
 
 
 class NoDrafts(FixedDrafter):
-    """A proposer that finds nothing."""
+    """A proposer that finds nothing: an empty draft for every request."""
 
-    def propose(
-        self,
-        sampled_token_ids: list[list[int]],
-        _num_tokens_no_spec: Any,
-        _token_ids_cpu: Any,
-        slot_mappings: Any = None,
-    ) -> list[list[int]]:
-        """An empty draft for every request."""
-        return [[] for _ in sampled_token_ids]
+    def _draft(self, last: int) -> list[int]:
+        return []
