@@ -10,6 +10,8 @@ beside wave and the two times were not.
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from specmill.between import NotMeasured, neighbours
 from specmill.expected import Cell, Estimate
 
@@ -39,8 +41,8 @@ class StepTimes:
         Raises:
             NotMeasured: when that lies outside what was measured.
         """
-        none_ms = ttft_ms = none_ttft_ms = middle = low = high = 0.0
-        empty = [0.0, 0.0, 0.0]
+        none_ms = ttft_ms = none_ttft_ms = 0.0
+        drafting, empty = np.zeros(3), np.zeros(3)  # ms: median, least and greatest
         for at, share in neighbours(sorted(self.points), batch, "requests in flight").items():
             none, drafted = self.none[at], self.points[at]
             none_ms += share * none["step_ms"]
@@ -48,18 +50,17 @@ class StepTimes:
             for drafts, part in neighbours(sorted(drafted), k, "K").items():
                 point, weight = drafted[drafts], share * part
                 ttft_ms += weight * point["ttft_ms"]
-                middle += weight * point["ratio"] * none["step_ms"]
-                low += weight * point["ratio_low"] * none["step_ms"]
-                high += weight * point["ratio_high"] * none["step_ms"]
+                drafting += weight * _ratios(point) * none["step_ms"]
             if self.empty:
-                names = ("ratio", "ratio_low", "ratio_high")
-                empty = [
-                    had + share * self.empty[at][name] * none["step_ms"]
-                    for had, name in zip(empty, names, strict=True)
-                ]
-        ratio = Estimate(middle / none_ms, low / none_ms, high / none_ms)
-        without = Estimate(*(ms / none_ms for ms in empty)) if self.empty else None
+                empty += share * _ratios(self.empty[at]) * none["step_ms"]
+        ratio = Estimate(*(drafting / none_ms).tolist())
+        without = Estimate(*(empty / none_ms).tolist()) if self.empty else None
         return Cell(none_ms, none_ttft_ms, ttft_ms, ratio, without)
+
+
+def _ratios(point: Point) -> np.ndarray:
+    """Median, least and greatest ratio to a step of `none`, [3]."""
+    return np.array([point["ratio"], point["ratio_low"], point["ratio_high"]])
 
 
 def step_times(curves: dict[str, Any], kind: str) -> StepTimes:
