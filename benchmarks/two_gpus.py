@@ -32,12 +32,12 @@ from benchmarks.extraction import WARM_UP, Bench
 from specmill import compat, paths, processes
 from specmill.cut import copy_companions, weight_files
 from specmill.distributed import process_group
-from specmill.engine_flags import parallel_settings
+from specmill.engine_flags import parallel_settings, server_flags
 from specmill.engines import work_at
-from specmill.extract_engines import own_servers
 from specmill.files import read_json, write_json
 from specmill.hardware import describe_machine
 from specmill.layers import states_of
+from specmill.own_servers import own_servers
 from specmill.params import Params
 from specmill.params_file import load_params
 from specmill.params_parallel import Parallel
@@ -162,7 +162,10 @@ def extracted(
     bench = Bench(samples, spec, runtime, verifier)
     (folder / "staging").mkdir(parents=True)
     settings = bench.settings(folder) | parallel_settings(model, verifier, parallel)
-    with own_servers(model, settings, runtime, folder) as keys:
+    flags = server_flags(settings)
+    each = parallel.tensor_parallel_size
+    with own_servers(model, flags, engines, each, runtime, folder / "extract.log") as servers:
+        keys = {server.url: server.api_key for server in servers}
 
         def run(work: Any) -> None:
             work_at(list(keys), work, runtime.request_timeout_s, keys)

@@ -91,9 +91,6 @@ def _gpus_asked(params: Params) -> dict[str, int]:
         "parallel.tensor_parallel_size x data_parallel_size": each * parallel.data_parallel_size,
         "runtime.train_processes": runtime.train_processes,
     }
-    if runtime.extract_engines > 1:
-        key = "runtime.extract_engines x parallel.tensor_parallel_size"
-        asked[key] = runtime.extract_engines * each
     return asked
 
 

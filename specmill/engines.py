@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 
 from specmill import compat, paths
-from specmill.engine_flags import parallel_settings
-from specmill.extract_engines import extraction_settings, own_servers
+from specmill.engine_flags import parallel_settings, server_flags
+from specmill.extract_engines import extraction_settings
+from specmill.own_servers import own_servers
 from specmill.params import Runtime
 from specmill.params_parallel import Parallel
 from specmill.samples import Sample
@@ -57,7 +58,11 @@ def engines(
         settings = extraction_settings(spec, staging, verifier)
         settings |= parallel_settings(model, verifier, parallel)
         if runtime.extract_engines > 1:
-            with own_servers(model, settings, runtime, paths.ROOT / "logs") as keys:
+            flags = [*server_flags(settings), "--disable-uvicorn-access-log"]
+            count, each = runtime.extract_engines, parallel.tensor_parallel_size
+            log = paths.ROOT / "logs" / "extract.log"
+            with own_servers(model, flags, count, each, runtime, log) as servers:
+                keys = {server.url: server.api_key for server in servers}
                 work_at(list(keys), work, runtime.request_timeout_s, keys)
             return
         with local_engine(model, settings, runtime) as engine:

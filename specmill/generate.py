@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Any
 
 from specmill.client import Answer, Client, run_closed_loop
@@ -40,16 +40,18 @@ async def generate(
     jobs: list[Job],
     verifier: dict[str, Any],
     cache: ResponseCache,
-    start_server: Callable[[], AbstractContextManager[Server]],
+    start_servers: Callable[[], AbstractContextManager[list[Server]]],
     template_kwargs: dict[str, Any],
     *,
     concurrency: int,
     timeout_s: float,
 ) -> tuple[list[list[Sample]], int]:
-    """Answer every job; the server is started only when an answer is missing from the cache.
+    """Answer every job; servers are started only when an answer is missing from the cache.
 
     The history of a turn is what the verifier answered before. Where a conversation holds tool
-    results, it is what the dataset has: a result belongs to the call that it answers.
+    results, it is what the dataset has: a result belongs to the call that it answers. Each of
+    `concurrency` x the number of servers conversations in flight has one server, so that a slow one
+    gets fewer.
 
     Returns:
         The assistant turns of each job, in job order, and the number of answers generated now. A
@@ -90,15 +92,22 @@ async def generate(
     known = [await answer_turns(job, None) for job in jobs]
     missing = [job for job, samples in zip(jobs, known, strict=True) if samples is None]
     if missing:
-        with start_server() as server:
-            async with Client(server, timeout_s) as client:
+        with start_servers() as servers:
+            async with AsyncExitStack() as stack:
+                clients = [
+                    await stack.enter_async_context(Client(server, timeout_s)) for server in servers
+                ]
+                free = clients * concurrency
+
+                async def answer_somewhere(job: Job) -> list[Sample] | None:
+                    client = free.pop(0)
+                    try:
+                        return await answer_turns(job, client)
+                    finally:
+                        free.append(client)
+
                 fresh = iter(
-                    await run_closed_loop(
-                        missing,
-                        lambda job: answer_turns(job, client),
-                        concurrency,
-                        progress="answers",
-                    )
+                    await run_closed_loop(missing, answer_somewhere, len(free), progress="answers")
                 )
         known = [samples if samples is not None else next(fresh) for samples in known]
     return [samples for samples in known if samples is not None], generated

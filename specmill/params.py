@@ -227,14 +227,17 @@ class Runtime(Section):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)]
     """Share of GPU memory an engine may take."""
     request_concurrency: Count
-    """Requests in flight while answers are generated."""
+    """Requests in flight at each engine while answers are generated."""
+    prepare_engines: Count
+    """Engines that prepare starts for the answers; more of them than there are GPUs share them,
+    which pays where one is held up by its own Python (a small verifier)."""
     extract_window: Count
     """Tokens under way at an engine in extract, asked for and not yet in a shard being filled."""
     extract_endpoints: Annotated[list[str], AfterValidator(_endpoints)]
     """Running servers that share the extraction (specmill.serve_states); [] starts one here."""
     extract_engines: Count
-    """Engines that extract starts on this machine, each on GPUs of its own, where no endpoints are
-    given."""
+    """Engines that extract starts on this machine where no endpoints are given; more of them than
+    there are GPUs share them."""
     train_processes: Count
     """Processes that share each step of train and train_sibling, one GPU each; torchrun by hand
     says it itself (docs/several-gpus.md)."""

@@ -32,6 +32,13 @@ def visible_gpus() -> list[str]:
     return named.split(",")[:count] if named else [str(number) for number in range(count)]
 
 
+def gpu_bytes() -> int:
+    """Memory of the first GPU that this process may use; the others are taken to be its like."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
 def check_gpus(needed: int, key: str) -> None:
     """Refuse to spread work over more GPUs than there are; a CPU can always be shared.
 

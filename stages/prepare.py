@@ -16,10 +16,10 @@ from specmill import compat, paths
 from specmill.engine_flags import parallel_flags
 from specmill.files import read_json
 from specmill.generate import generate
+from specmill.own_servers import own_servers
 from specmill.prepare import dataset_samples, pick_conversations, plan_jobs, split_and_filter
 from specmill.responses import ResponseCache
 from specmill.samples import Sample, write_samples
-from specmill.server import serve
 from specmill.stage import open_stage
 from specmill.verifier import load_tokenizer, model_path
 
@@ -37,23 +37,22 @@ def main() -> None:
                 picked.training, load_tokenizer(paths.VERIFIER), chosen.chat_template_kwargs
             )
             metrics |= refused
-        start_server = partial(
-            serve,
+        parallel = stage.params.parallel
+        start_servers = partial(
+            own_servers,
             model,
-            compat.verifier_arguments(verifier)
-            + parallel_flags(model, verifier, stage.params.parallel),
+            compat.verifier_arguments(verifier) + parallel_flags(model, verifier, parallel),
+            runtime.prepare_engines,
+            parallel.tensor_parallel_size * parallel.data_parallel_size,
+            runtime,
             paths.ROOT / "logs" / "prepare.log",
-            cpu_kv_cache_gib=runtime.cpu_kv_cache_gib,
-            gpu_memory_utilization=runtime.gpu_memory_utilization,
-            startup_timeout_s=runtime.startup_timeout_s,
-            label="answers",
         )
         answered, num_generated = asyncio.run(
             generate(
                 plan_jobs(picked, chosen),
                 verifier,
                 ResponseCache(paths.CACHE / "responses" / "responses.jsonl"),
-                start_server,
+                start_servers,
                 chosen.chat_template_kwargs,
                 concurrency=runtime.request_concurrency,
                 timeout_s=runtime.request_timeout_s,

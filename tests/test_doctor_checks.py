@@ -84,7 +84,6 @@ def test_links_are_told_apart(links: str, kind: str) -> None:
     [
         ("parallel", {"tensor_parallel_size": 3}),
         ("parallel", {"data_parallel_size": 3}),
-        ("runtime", {"extract_engines": 3}),
         ("runtime", {"train_processes": 3}),
     ],
 )

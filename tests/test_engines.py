@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from specmill.extract_engines import extraction_settings
 from specmill.params import Runtime
 from specmill.params_parallel import Parallel
 from specmill.samples import Sample
+from specmill.server import Server
 from specmill.shards import FP8, Piece, StateSpec
 from specmill.staging import Work
 from tests.fakes import sample
@@ -593,7 +595,7 @@ def test_engines_of_our_own_share_the_work_and_each_is_asked_with_its_key(
 ) -> None:
     monkeypatch.setattr(engines, "local_engine", None)
     monkeypatch.setattr(engines, "model_path", lambda folder: folder / "model")
-    up: list[tuple[Path, dict[str, Any], int]] = []
+    up: list[tuple[Path, list[str], int]] = []
     with (
         place.server(longest_delay_s=0.01).serve() as one,
         place.server(longest_delay_s=0.01).serve() as two,
@@ -601,10 +603,10 @@ def test_engines_of_our_own_share_the_work_and_each_is_asked_with_its_key(
 
         @contextlib.contextmanager
         def own(
-            model: Path, settings: dict[str, Any], used: Runtime, _logs: Path
-        ) -> Iterator[dict[str, str]]:
-            up.append((model, settings, used.extract_engines))
-            yield {one.url: "k1", two.url: "k2"}
+            model: Path, flags: list[str], count: int, each: int, _: Runtime, log: Path
+        ) -> Iterator[list[Server]]:
+            up.append((model, flags, count))
+            yield [Server(one.url, "k1", log, 0.0), Server(two.url, "k2", log, 0.0)]
 
         monkeypatch.setattr(engines, "own_servers", own)
         chosen = runtime(extract_engines=2)
@@ -617,9 +619,10 @@ def test_engines_of_our_own_share_the_work_and_each_is_asked_with_its_key(
         assert min(len(one.asked), len(two.asked)) > 5
         assert (one.keys, two.keys) == ({"Bearer k1"}, {"Bearer k2"})
         assert place.extract(run, samples) == 0
-    ((model, settings, count),) = up  # nothing was missing the second time: none was started
+    ((model, flags, count),) = up  # nothing was missing the second time: none was started
     assert (model, count) == (Path("verifier/model"), 2)
-    assert settings["kv_transfer_config"]["kv_connector"] == "HiddenStatesConnector"
+    transfer = json.loads(flags[flags.index("--kv-transfer-config") + 1])
+    assert transfer["kv_connector"] == "HiddenStatesConnector"
 
 
 def test_an_engine_of_this_process_does_the_work_when_there_are_no_endpoints(

@@ -26,14 +26,16 @@ class Runs:
 
     def __init__(self, folder: Path):
         self.fake = FakeVllm()
+        self.others: list[FakeVllm] = []
+        """Further servers."""
         self.num_starts = 0
         self._path = folder / "responses.jsonl"
 
     @contextlib.contextmanager
-    def _start(self) -> Iterator[Server]:
+    def _start(self) -> Iterator[list[Server]]:
         self.num_starts += 1
-        with self.fake.serve() as server:
-            yield server
+        with contextlib.ExitStack() as stack:
+            yield [stack.enter_context(one.serve()) for one in (self.fake, *self.others)]
 
     def answer(
         self, jobs: list[Job], concurrency: int = 1, **template_kwargs: Any
@@ -314,3 +316,44 @@ def test_the_seed_of_an_answer_comes_from_the_seed_and_the_prompt_alone() -> Non
     }
     assert len(seeds) == 3
     assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def test_servers_share_the_conversations_and_a_slow_one_gets_fewer(runs: Runs) -> None:
+    """The first server holds one conversation until the others have answered all the rest."""
+    other = FakeVllm()
+    runs.others = [other]
+    jobs: list[Job] = [("train", prompt(f"question {n}"), greedy(8)) for n in range(20)]
+    done = threading.Event()
+    runs.fake.hold = ("question 0", done)
+    answered = other.chat
+
+    def count(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        if len(other.requests) == 19:
+            done.set()
+        return answered(messages)
+
+    other.chat = count  # type: ignore[method-assign]
+    samples, generated = runs.answer(jobs)
+    assert generated == 20
+    assert [[one.text for one in each] for each in samples] == [
+        [f"re: question {n}"] for n in range(20)
+    ]
+    assert len(runs.fake.requests) == 1
+    assert len(other.requests) == 19
+
+
+def test_each_server_has_as_many_conversations_in_flight_as_asked(runs: Runs) -> None:
+    """Three at each of two servers: six are held at once, then let go together."""
+    runs.others = [FakeVllm()]
+    barrier = threading.Barrier(6, timeout=20)
+    for fake in (runs.fake, *runs.others):
+        answered = fake.chat
+
+        def together(messages: list[dict[str, Any]], answered: Any = answered) -> dict[str, Any]:
+            barrier.wait()
+            return dict(answered(messages))
+
+        fake.chat = together  # type: ignore[method-assign]
+    jobs: list[Job] = [("train", prompt(f"question {n}"), greedy(8)) for n in range(6)]
+    runs.answer(jobs, concurrency=3)
+    assert [len(fake.requests) for fake in (runs.fake, *runs.others)] == [3, 3]

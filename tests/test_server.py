@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specmill import compat, extract_engines
+from specmill import compat, own_servers
 from specmill.fleet import server_starter
 from specmill.params import Runtime
 from specmill.params_parallel import Parallel
@@ -223,6 +223,7 @@ RUNTIME = Runtime(
     cpu_kv_cache_gib=1,
     gpu_memory_utilization=0.5,
     request_concurrency=1,
+    prepare_engines=1,
     extract_window=1,
     extract_endpoints=[],
     extract_engines=1,
@@ -281,21 +282,66 @@ def test_servers_that_start_together_each_see_their_own_gpus(
     fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fakes write what they see into their logs."""
-    monkeypatch.setattr(extract_engines, "visible_gpus", lambda: ["4", "5", "6", "7"])
-    settings = {"tensor_parallel_size": 2, "enforce_eager": True, "enable_prefix_caching": False}
-    two = RUNTIME.model_copy(update={"extract_engines": 2})
-    with extract_engines.own_servers(Path("m"), settings, two, tmp_path) as keys:
-        assert len(keys) == len(set(keys.values())) == 2
+    monkeypatch.setattr(own_servers, "visible_gpus", lambda: ["4", "5", "6", "7"])
+    log = tmp_path / "extract.log"
+    with own_servers.own_servers(Path("m"), ["--enforce-eager"], 2, 2, RUNTIME, log) as servers:
+        assert len({server.url for server in servers}) == 2
+        assert len({server.api_key for server in servers}) == 2
         seen = []
         for number in range(2):
             fakes.log = tmp_path / f"extract-{number}.log"
             seen.append(fakes.logged("gpus"))
-            flags = json.loads(fakes.logged("flags"))
-            assert flags[2:5] == ["--tensor-parallel-size", "2", "--enforce-eager"]
-            assert "--no-enable-prefix-caching" in flags
+            assert json.loads(fakes.logged("flags"))[2:] == ["--enforce-eager"]
     assert seen == ["4,5", "6,7"]
     assert len(fakes.started) == 2
     assert not any(is_running(pid) for pid in fakes.started)
+
+
+def test_more_servers_than_gpus_share_their_memory_and_know_their_kv_cache(
+    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 1,000 bytes half may be taken (RUNTIME): 250 each of two, 500 of one alone."""
+    monkeypatch.setattr(own_servers, "visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(own_servers, "gpu_bytes", lambda: 1000)
+    with own_servers.own_servers(Path("m"), [], 3, 1, RUNTIME, tmp_path / "prepare.log"):
+        flags, seen = [], []
+        for number in range(3):
+            fakes.log = tmp_path / f"prepare-{number}.log"
+            flags.append(json.loads(fakes.logged("flags")))
+            seen.append(fakes.logged("gpus"))
+    assert seen == ["0", "1", "0"]
+    shared = ["--gpu-memory-utilization", "0.25", "--kv-cache-memory-bytes", "125"]
+    assert flags == [shared, ["--gpu-memory-utilization", "0.5"], shared]
+
+
+def test_a_lone_server_keeps_its_log_and_all_gpus(
+    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_servers, "visible_gpus", lambda: ["0", "1"])
+    fakes.log = tmp_path / "prepare.log"
+    with own_servers.own_servers(Path("m"), [], 1, 1, RUNTIME, fakes.log):
+        assert fakes.logged("gpus") == "all"
+        assert json.loads(fakes.logged("flags")) == ["--gpu-memory-utilization", "0.5"]
+
+
+@pytest.mark.parametrize(
+    ("count", "each", "gpus", "expected"),
+    [
+        (3, 1, ["0", "1"], [(["0"], 2), (["1"], 1), (["0"], 2)]),
+        (2, 2, ["0", "1", "2"], [(["0", "1"], 2), (["0", "1"], 2)]),
+        (4, 1, ["0"], [(["0"], 4)] * 4),
+        (2, 1, [], [([], 1)] * 2),
+    ],
+)
+def test_engines_have_gpus_of_their_own_while_there_are_enough(
+    count: int, each: int, gpus: list[str], expected: list[tuple[list[str], int]]
+) -> None:
+    assert own_servers.places(count, each, gpus) == expected
+
+
+def test_an_engine_that_needs_more_gpus_than_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"asks for 4 GPUs, and 2 can be used"):
+        own_servers.places(1, 4, ["0", "1"])
 
 
 def test_a_port_that_was_taken_meanwhile_is_replaced_by_another(

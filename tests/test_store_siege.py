@@ -210,6 +210,7 @@ def test_a_shard_is_written_before_its_header_is_too_large_to_read() -> None:
 
 RUNTIME: dict[str, Any] = {
     "cpu_kv_cache_gib": 1, "gpu_memory_utilization": 0.5, "request_concurrency": 1,
+    "prepare_engines": 1,
     "extract_window": 1, "extract_engines": 1, "train_processes": 1, "data_workers": 0,
     "startup_timeout_s": 1, "request_timeout_s": 1, "tracking_uri": None, "register_head": None,
 }  # fmt: skip
