@@ -1,7 +1,7 @@
 """On-policy samples: every prompt answered by the verifier itself, turn after turn."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Any
 
@@ -93,24 +93,31 @@ async def generate(
     missing = [job for job, samples in zip(jobs, known, strict=True) if samples is None]
     if missing:
         with start_servers() as servers:
-            async with AsyncExitStack() as stack:
-                clients = [
-                    await stack.enter_async_context(Client(server, timeout_s)) for server in servers
-                ]
-                free = clients * concurrency
-
-                async def answer_somewhere(job: Job) -> list[Sample] | None:
-                    client = free.pop(0)
-                    try:
-                        return await answer_turns(job, client)
-                    finally:
-                        free.append(client)
-
-                fresh = iter(
-                    await run_closed_loop(missing, answer_somewhere, len(free), progress="answers")
-                )
+            fresh = iter(await _shared_out(missing, servers, answer_turns, concurrency, timeout_s))
         known = [samples if samples is not None else next(fresh) for samples in known]
     return [samples for samples in known if samples is not None], generated
+
+
+async def _shared_out(
+    jobs: list[Job],
+    servers: list[Server],
+    answer: Callable[[Job, Client], Awaitable[list[Sample] | None]],
+    concurrency: int,
+    timeout_s: float,
+) -> list[list[Sample] | None]:
+    """Answer jobs, `concurrency` in flight at each server; one that is free takes the next."""
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(Client(server, timeout_s)) for server in servers]
+        free = clients * concurrency
+
+        async def answer_somewhere(job: Job) -> list[Sample] | None:
+            client = free.pop(0)
+            try:
+                return await answer(job, client)
+            finally:
+                free.append(client)
+
+        return await run_closed_loop(jobs, answer_somewhere, len(free), progress="answers")
 
 
 def _rendering(conversation: Conversation, template_kwargs: dict[str, Any]) -> dict[str, Any]:
