@@ -192,6 +192,9 @@ class StoredSamples(ArrowDataset):
                     f"train.tokens_per_step is {max_len}, which leaves no trained token of sample "
                     f"{sample.sample_key[:12]} ({len(sample.input_ids)} tokens); raise it"
                 )
+        self._ends = np.cumsum([len(sample.loss_mask) for sample in samples])
+        self._masks = torch.from_numpy(np.concatenate([sample.loss_mask for sample in samples]) > 0)
+        self._online = view.online
         super().__init__(
             max_len,
             _written(samples, folder),
@@ -209,6 +212,20 @@ class StoredSamples(ArrowDataset):
         self.model = "verifier"
 
     def _get_raw_data(self, index: int) -> dict[str, Any]:
+        """Sample `index` as speculators gives it.
+
+        Kept samples are told apart by their ids and checked against their checksum, so that the
+        dataset itself, half of the time of a lookup, need not be asked again.
+        """
+        if not self._online:
+            kept = self.transfer.get_cached(index)
+            states, end = kept["hidden_states"], self._ends[index]
+            return {
+                "hidden_states": states[:, :-1].flatten(1),
+                "input_ids": kept["token_ids"],
+                "verifier_last_hidden_states": states[:, -1],
+                "loss_mask": self._masks[end - len(states) : end],
+            }
         found = super()._get_raw_data(index)
         if isinstance(found, SampleUnavailable):  # speculators would train without it
             raise RuntimeError(
