@@ -2,7 +2,8 @@
 
     plain        the engine's own prefill of the same samples, nothing extracted: the limit
     here         an engine inside the process (specmill.engines.work_here): `dvc repro extract`
-    server       a server and our client (specmill.engines.work_at): runtime.extract_endpoints
+    server       servers and our client (specmill.engines.work_at): runtime.extract_endpoints, or
+                 runtime.extract_engines where `--engines` is more than one; those share the GPUs
     speculators  a server with the same settings and vLLM's connector, and
                  `speculators generate-offline-data`
 
@@ -16,7 +17,6 @@ Run      python -m benchmarks.extraction --samples 160 --rounds 2 --json FILE
 import argparse
 import contextlib
 import dataclasses
-import os
 import statistics
 import subprocess
 import sys
@@ -35,6 +35,7 @@ from specmill.engines import local_engine, work_at, work_here
 from specmill.extract_engines import extraction_settings
 from specmill.files import read_json, write_json
 from specmill.layers import states_of
+from specmill.own_servers import own_servers
 from specmill.params import Runtime
 from specmill.params_file import load_params
 from specmill.samples import Sample, read_samples
@@ -51,8 +52,14 @@ class Bench:
     """What every variant shares."""
 
     def __init__(
-        self, samples: list[Sample], spec: StateSpec, runtime: Runtime, verifier: dict[str, Any]
+        self,
+        samples: list[Sample],
+        spec: StateSpec,
+        runtime: Runtime,
+        verifier: dict[str, Any],
+        engines: int = 1,
     ):
+        self.engines = engines
         self.warm, self.samples = samples[:WARM_UP], samples[WARM_UP:]
         self.num_tokens = sum(len(sample.input_ids) for sample in self.samples)
         self.spec, self.runtime, self.verifier = spec, runtime, verifier
@@ -115,12 +122,15 @@ def here(bench: Bench, folder: Path) -> float:
 
 
 def server(bench: Bench, folder: Path) -> float:
-    """Our extraction through a server."""
-    with bench.server(folder, bench.settings(folder)) as served:
-        os.environ[compat.API_KEY] = served.api_key
+    """Our extraction through servers."""
+    (folder / "staging").mkdir(parents=True)
+    flags = [*server_flags(bench.settings(folder)), "--disable-uvicorn-access-log"]
+    model, log = model_path(paths.VERIFIER), folder / "server.log"
+    with own_servers(model, flags, bench.engines, 1, bench.runtime, log) as servers:
+        keys = {one.url: one.api_key for one in servers}
 
         def run(work: Work) -> None:
-            work_at([served.url], work, bench.runtime.request_timeout_s)
+            work_at(list(keys), work, bench.runtime.request_timeout_s, keys)
 
         bench.extract(bench.warm, folder, run)
         return bench.extract(bench.samples, folder, run)
@@ -215,6 +225,7 @@ def main() -> None:
         "--random", action="store_true", help="random ids in samples of the real lengths, repeated"
     )
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--engines", type=int, default=1, help="servers of the variant server")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--dtype", choices=("auto", "fp8_e4m3"), default="auto")
     parser.add_argument("--json", type=Path, help="raw seconds")
@@ -225,7 +236,7 @@ def main() -> None:
         samples = randomised(samples, options.samples + WARM_UP, verifier["vocab_size"])
     samples = samples[: options.samples + WARM_UP]
     spec = states_of(verifier, None, options.dtype)
-    bench = Bench(samples, spec, params.runtime, verifier)
+    bench = Bench(samples, spec, params.runtime, verifier, options.engines)
     seconds: dict[str, list[float]] = {name: [] for name in options.variants}
     for number in range(options.rounds):
         for name in options.variants[:: -1 if number % 2 else 1]:
@@ -244,6 +255,7 @@ def main() -> None:
                 "num_tokens": bench.num_tokens,
                 "num_samples": len(bench.samples),
                 "dtype": spec.dtype,
+                "engines": bench.engines,
                 "versions": compat.engine_versions(),
             },
         )
