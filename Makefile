@@ -10,13 +10,15 @@ LOCK := requirements/$(PROFILE).txt
 STAMP := .venv/.installed-$(PROFILE)
 PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 BUILT := arctic-inference
+PROMPTS := data/prompts/large.jsonl
+PROMPT_PACKAGES := .cache/prompt_packages
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export VIRTUAL_ENV := $(CURDIR)/.venv
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help venv doctor preflight repro show test test-long unit lint docs lock clean
+.PHONY: help venv doctor preflight repro prompts show test test-long unit lint docs lock clean
 
 .DEFAULT_GOAL := help
 
@@ -66,6 +68,18 @@ repro: venv ## run what changed and print the comparison; PARAMS=profiles/NAME.y
 
 preflight: venv ## does the pipeline run for a verifier's class: a shrunken twin, minutes; CONFIG=FOLDER_OR_JSON
 	python -m specmill.preflight $(if $(PARAMS),--params "$(PARAMS)") $(if $(CONFIG),--config "$(CONFIG)")
+
+prompts: $(PROMPTS) ## write data/prompts/large.jsonl: 21,000 training prompts, see docs/own-dataset.md
+
+# The packages lie in a folder of their own, so that nothing of the lock file changes; what they
+# import is taken from .venv first. Three are source only and built with the setuptools there.
+$(PROMPT_PACKAGES): requirements/prompts.txt $(STAMP)
+	rm -rf $@
+	pip install --quiet --target $@ --no-deps --no-build-isolation --require-hashes -r $<
+	touch $@
+
+$(PROMPTS): $(PROMPT_PACKAGES) $(wildcard specmill/prompt_*.py data/prompts/grammar/*.yaml)
+	python -m specmill.prompt_sets $< $@
 
 # `dvc exp show` alone has a column for every figure, parameter and file; with --only-changed for those
 # that differ
