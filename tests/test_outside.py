@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -270,37 +267,21 @@ def test_a_folder_without_a_head_is_named_with_its_parameter(tmp_path: Path) -> 
     assert fetch(OutsideHead(source=f"folder:{source}"), "x") == (source, "folder")
 
 
-def fetch_offline(cache: Path, source: str, revision: str | None) -> Any:
-    """Run `fetch` in a process of its own: huggingface_hub reads its settings when imported."""
-    code = (
-        "import json, sys; from specmill.outside import fetch\n"
-        "from specmill.params_heads import OutsideHead\n"
-        "source, revision = json.loads(sys.argv[1])\n"
-        "path, origin = fetch(OutsideHead(source=source, revision=revision), 'heads.a.source')\n"
-        "print(json.dumps([str(path), origin]))"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", code, json.dumps([source, revision])],
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)},
-        capture_output=True,
-        text=True,
-    )
-
-
 def test_a_hub_head_is_taken_at_its_commit_and_one_that_cannot_be_had_is_named(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = "c0ffee" + 34 * "0"
     repository = tmp_path / "models--someone--small-eagle3"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(commit)
     snapshot = eagle_head(repository / "snapshots" / commit)
-    done = fetch_offline(tmp_path, "hub:someone/small-eagle3", "main")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [str(snapshot), f"Hub commit {commit}"]
-    done = fetch_offline(tmp_path, "hub:someone/other", "v2")
-    assert done.returncode != 0
-    assert "heads.a.source hub:someone/other at revision v2 cannot be had" in done.stderr
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    chosen = OutsideHead(source="hub:someone/small-eagle3", revision="main")
+    assert fetch(chosen, "heads.a.source") == (snapshot, f"Hub commit {commit}")
+    message = r"heads\.a\.source hub:someone/other at revision v2 cannot be had"
+    with pytest.raises(ValueError, match=message):
+        fetch(OutsideHead(source="hub:someone/other", revision="v2"), "heads.a.source")
 
 
 class FakeStage:

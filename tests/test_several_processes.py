@@ -166,6 +166,7 @@ def test_a_training_goes_on_with_another_number_of_processes(
         assert two == pytest.approx(one, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("type_", ["peagle", "dflash"])
 def test_types_that_draw_at_random_train_with_two_processes_too(
@@ -178,6 +179,7 @@ def test_types_that_draw_at_random_train_with_two_processes_too(
     assert first["epochs"] == second["epochs"]
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_batch_of_fewer_samples_than_processes_is_trained_on_too(
     verifier_head: Path, tmp_path: Path

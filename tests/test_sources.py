@@ -5,8 +5,6 @@ import logging
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -207,34 +205,22 @@ def test_a_hub_dataset_is_streamed_at_its_revision(monkeypatch: pytest.MonkeyPat
 
 
 def test_offline_a_hub_dataset_comes_from_the_cache_or_is_one_error(
-    tmp_path: Path, blend: Path
+    tmp_path: Path, blend: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = load_dataset(str(blend), "default", split="train", cache_dir=str(tmp_path / "made"))
     (arrow,) = (Path(file["filename"]) for file in made.cache_files)
     cached = tmp_path / "cache" / "mlabonne___open-perfectblend" / "default" / "0.0.0" / "1234"
     shutil.copytree(arrow.parent, cached)
     (cached / arrow.name).rename(cached / "open-perfectblend-train.arrow")
-    code = """
-from specmill.params_data import Dataset
-from specmill.sources import read_conversations
-for name in ("mlabonne/open-perfectblend", "org/elsewhere"):
-    try:
-        print(read_conversations(Dataset(source=f"hub:{name}"), 2).conversations[1].said)
-    except ValueError as error:
-        print(error)
-"""
-    environment = os.environ | {
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(tmp_path / "home"),
-        "HF_DATASETS_CACHE": str(tmp_path / "cache"),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment, cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    first, second = done.stdout.splitlines()
-    assert first == "('question 1',)"
-    assert second.startswith("hub:org/elsewhere cannot be read: Couldn't reach 'org/elsewhere'")
+    # as HF_HUB_OFFLINE and HF_DATASETS_CACHE set them
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    found = read("hub:mlabonne/open-perfectblend", 2)
+    assert answered(found) == [("question 0", "answer 0"), ("question 1", "answer 1")]
+    assert refusal("hub:org/elsewhere").startswith(
+        "hub:org/elsewhere cannot be read: Couldn't reach 'org/elsewhere'"
+    )
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])

@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,31 +195,23 @@ def hub_cache(folder: Path) -> tuple[Path, str]:
     return folder, commit
 
 
-def obtain_offline(cache: Path, source: str, revision: str | None, folder: Path) -> Any:
-    """Run `obtain` in a process of its own: huggingface_hub reads its settings when imported."""
-    code = (
-        "import json, sys; from pathlib import Path; from specmill.verifier import obtain\n"
-        "source, revision, folder = json.loads(sys.argv[1])\n"
-        "print(json.dumps(obtain(source, revision, 'auto', Path(folder))))"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", code, json.dumps([source, revision, str(folder)])],
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)},
-        capture_output=True,
-        text=True,
-    )
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
+    """The only place where models are looked for, and the commit of the one in it."""
+    cache, commit = hub_cache(tmp_path / "hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    return cache, commit
 
 
 @pytest.mark.parametrize("revision", ["main", "c0ffee" + 34 * "0"])
 def test_a_hub_model_is_used_at_the_commit_its_revision_names(
-    tmp_path: Path, revision: str
+    tmp_path: Path, hub: tuple[Path, str], revision: str
 ) -> None:
-    cache, commit = hub_cache(tmp_path / "hub")
+    cache, commit = hub
     folder = tmp_path / "verifier"
     folder.mkdir()
-    done = obtain_offline(cache, "hub:someone/small-model", revision, folder)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
+    assert obtain("hub:someone/small-model", revision, "auto", folder) == {
         "name": "someone/small-model",
         "origin": f"Hub commit {commit}",
     }
@@ -230,11 +219,11 @@ def test_a_hub_model_is_used_at_the_commit_its_revision_names(
     assert not list(folder.glob("*.safetensors"))
 
 
+@pytest.mark.usefixtures("hub")
 def test_a_hub_model_that_cannot_be_had_is_named_with_its_revision(tmp_path: Path) -> None:
-    cache, _ = hub_cache(tmp_path / "hub")
-    done = obtain_offline(cache, "hub:someone/other-model", "v2", tmp_path)
-    assert done.returncode != 0
-    assert "hub:someone/other-model at revision v2 cannot be had" in done.stderr
+    message = "hub:someone/other-model at revision v2 cannot be had"
+    with pytest.raises(ValueError, match=message):
+        obtain("hub:someone/other-model", "v2", "auto", tmp_path)
 
 
 def test_a_source_that_is_missing_is_found_without_touching_anything(tmp_path: Path) -> None:
