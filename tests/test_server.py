@@ -69,6 +69,8 @@ class Fakes:
         self._program.write_text(FAKE)
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(compat, "device", lambda: "cuda")  # no library to preload
+        # a fake is up at once, and not to be waited for as long as a vLLM
+        monkeypatch.setattr(time, "sleep", lambda seconds, sleep=time.sleep: sleep(seconds / 25))
         self.started: list[int] = []
         """Process ids of the fakes."""
         started = self.started

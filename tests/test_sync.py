@@ -1,6 +1,7 @@
 import contextlib
 import json
 import logging
+import multiprocessing
 import os
 import shutil
 import signal
@@ -24,28 +25,12 @@ from specmill.state import read_state
 from specmill.sync import experiments, sync, sync_results
 from specmill.tracking import Store, open_store, track
 from tests.synced import EAGLE3_MD5, write, write_lock, write_results
-from tests.workspace import ROOT
 
 ORIGIN = {"git.commit": "0123456789" * 4, "git.dirty": "false", "dvc.exp_name": "tall-tree"}
 NUM_CELLS = 12
 
-PROGRAM = """
-import os, signal, sys
-from pathlib import Path
-from specmill.state import read_state
-from specmill.sync import sync
-from specmill.tracking import Store, open_store
-
-def log(self, *arguments, told=Store.log, calls=[], **named):
-    calls.append(1)
-    if len(calls) == int(sys.argv[1]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    told(self, *arguments, **named)
-
-Store.log = log
-store = open_store(Path.cwd())
-print(sync(store, read_state(Path()), {"git.commit": "0123456"}, None))
-"""
+FORK = multiprocessing.get_context("fork")
+"""Children that have imported MLflow already, which takes seconds."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,16 +39,6 @@ def _own_store(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"MLFLOW_{name}", raising=False)
     for name in ("DVC_EXP_NAME", "DVC_EXP_BASELINE_REV"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLflow database with its tables and nothing else; making one takes seconds."""
-    import mlflow
-
-    path = tmp_path_factory.mktemp("pristine") / "mlflow.db"
-    mlflow.MlflowClient(f"sqlite:///{path}").get_experiment_by_name("specmill")
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +69,30 @@ def folder(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return tmp_path
 
 
-def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def sync_and_die(folder: Path, at_request: int) -> None:
+    """In a process of its own: what a first sync says is written to `PID.said`.
+
+    Args:
+        folder: The checkout.
+        at_request: Number of the request to the store, from 1, at which it is killed; 0 for none.
+    """
+    log, calls = Store.log, iter(range(1, 1000))
+
+    def told(self: Store, *arguments: Any, **named: Any) -> None:
+        if next(calls) == at_request:
+            os.kill(os.getpid(), signal.SIGKILL)
+        log(self, *arguments, **named)
+
+    Store.log = told  # type: ignore[method-assign]
+    said = sync(open_store(folder), read_state(Path()), {"git.commit": "0123456"}, None)
+    (folder / f"{os.getpid()}.said").write_text(said)
+
+
+def started(folder: Path, at_request: int) -> Any:
+    """A process, forked in the checkout, that syncs."""
+    process = FORK.Process(target=sync_and_die, args=(folder, at_request))
+    process.start()
+    return process
 
 
 @contextlib.contextmanager
@@ -270,9 +260,9 @@ def test_a_second_sync_changes_nothing_in_the_database(folder: Path) -> None:
 def test_a_sync_that_was_killed_is_completed_by_the_next(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, request_number: int
 ) -> None:
-    process = started(folder, str(request_number))
-    process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL
+    process = started(folder, request_number)
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
     state, origin = read_state(Path()), {"git.commit": "0123456"}
     parents = "select status from runs where name = '0123456'"
     assert rows(folder, parents) == [("RUNNING",)]
@@ -293,10 +283,12 @@ def test_a_sync_that_was_killed_is_completed_by_the_next(
 
 
 def test_two_first_syncs_at_once_make_one_state(folder: Path) -> None:
-    processes = [started(folder, "0") for _ in range(2)]
-    said = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
-    assert sorted(out.partition(" (")[0] for out, _ in said) == ["added", "already there"]
+    processes = [started(folder, 0) for _ in range(2)]
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    said = [(folder / f"{process.pid}.said").read_text() for process in processes]
+    assert sorted(one.partition(" (")[0] for one in said) == ["added", "already there"]
     assert rows(folder, "select count(*) from runs") == [(1 + NUM_CELLS,)]
     assert rows(folder, "select count(*) from experiments where name = 'specmill'") == [(1,)]
 

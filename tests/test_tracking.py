@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -39,9 +40,19 @@ def run_stage(root: Path, barrier: Barrier, number: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store that six processes opened at once when there was none."""
+def root(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Path:
+    """A store that one stage has used."""
     folder = tmp_path_factory.mktemp("repository")
+    shutil.copy(database, folder)
+    with track(folder, "first", {"train": {"lr": 3}}) as tracker:
+        tracker.log_metrics({"loss": {"train": 1.5}, "name": "text"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that six processes opened at once when there was none."""
+    folder = tmp_path_factory.mktemp("crowded")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mlflow.store.tracking.sqlalchemy_store"])
     barrier = context.Barrier(NUM_PROCESSES)
@@ -87,21 +98,22 @@ def test_numbers_are_flattened_under_dotted_names_and_the_rest_is_left_out() -> 
 
 
 @pytest.mark.slow
-def test_six_processes_that_meet_a_new_database_at_once_all_finish(root: Path) -> None:
-    assert rows(root, "pragma integrity_check") == [("ok",)]
-    found = rows(root, "select name, status from runs where name like 'stage%'")
+def test_six_processes_that_meet_a_new_database_at_once_all_finish(crowded: Path) -> None:
+    assert rows(crowded, "pragma integrity_check") == [("ok",)]
+    found = rows(crowded, "select name, status from runs where name like 'stage%'")
     assert sorted(name.partition("-")[0] for name, _ in found) == [
         f"stage{number}" for number in range(NUM_PROCESSES)
     ]
     assert {status for _, status in found} == {"FINISHED"}
-    assert rows(root, "select count(*) from experiments where name = 'specmill-executions'") == [
+    assert rows(crowded, "select count(*) from experiments where name = 'specmill-executions'") == [
         (1,)
     ]
 
 
-def test_every_process_left_its_own_parameters_and_metrics(root: Path) -> None:
+@pytest.mark.slow
+def test_every_process_left_its_own_parameters_and_metrics(crowded: Path) -> None:
     found = rows(
-        root,
+        crowded,
         "select runs.name, params.value, metrics.value from runs "
         "join params on params.run_uuid = runs.run_uuid and params.key = 'train.lr' "
         "join metrics on metrics.run_uuid = runs.run_uuid and metrics.key = 'loss.train' "
@@ -109,6 +121,12 @@ def test_every_process_left_its_own_parameters_and_metrics(root: Path) -> None:
     )
     expected = [(f"stage{number}", str(number), number / 2) for number in range(NUM_PROCESSES)]
     assert [(name.partition("-")[0], lr, loss) for name, lr, loss in found] == expected
+
+
+def test_a_stage_leaves_its_parameters_and_the_numbers_of_its_metrics(root: Path) -> None:
+    of_run = "join runs using (run_uuid) where runs.name like 'first-%'"
+    assert rows(root, f"select key, params.value from params {of_run}") == [("train.lr", "3")]
+    assert rows(root, f"select key, metrics.value from metrics {of_run}") == [("loss.train", 1.5)]
 
 
 def test_the_database_reopens_and_keeps_its_experiment(root: Path) -> None:
