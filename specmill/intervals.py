@@ -14,6 +14,7 @@ machine moved where servers took turns. The interval is widened by it (`pairs.dr
 """
 
 from dataclasses import dataclass
+from functools import cache, lru_cache
 
 import numpy as np
 from scipy import stats
@@ -75,11 +76,20 @@ def paired_ratio(ratios: list[float], drift: float | None = 0.0) -> Ratio:
 
 def _medians(logs: np.ndarray) -> np.ndarray:
     """Medians of resamples; float64 [_DRAWS]."""
-    drawn = np.random.default_rng(_SEED).integers(0, len(logs), (_DRAWS, len(logs)))
-    medians: np.ndarray = np.median(logs[drawn], axis=1)
+    n = len(logs)
+    # numpy sorts rows as short as these several times as fast as its median partitions them
+    resamples = np.sort(logs[_drawn(n)], axis=1)
+    medians: np.ndarray = (resamples[:, (n - 1) // 2] + resamples[:, n // 2]) / 2
     return medians
 
 
+@lru_cache(maxsize=32)
+def _drawn(n: int) -> np.ndarray:
+    """Which of n pairs each resample holds, from 0; int64 [_DRAWS, n]."""
+    return np.random.default_rng(_SEED).integers(0, n, (_DRAWS, n))
+
+
+@cache
 def _outer_quantile(n: int) -> float:
     """The lower of the two quantiles of the draws that bound the interval of n pairs."""
     t = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)
