@@ -192,26 +192,33 @@ def text(answer: Examination, dollars_per_hour: float | None) -> str:
 
 def _table(costs: list[Cost], dollars_per_hour: float | None) -> Iterator[str]:
     priced = dollars_per_hour is not None
-    yield f"{'stage':24} {'engines':>7} {'minutes':>8} {'GB':>8}" + (
+    width = max(24, *(len(cost.stage) for cost in costs))
+    yield f"{'stage':{width}} {'engines':>7} {'minutes':>8} {'GB':>8}" + (
         " " * 8 + "$" if priced else ""
     )
+    unknown = sum(cost.seconds is None for cost in costs)
     total = Cost(
         "all of these",
         sum(cost.starts for cost in costs),
         sum(cost.work_s for cost in costs),
-        sum(cost.seconds for cost in costs),
+        sum(cost.seconds for cost in costs if cost.seconds is not None),
         sum(cost.written_bytes for cost in costs),
-        "",
+        f"but {unknown} without a rate" if unknown else "",
     )
     for cost in [*costs, total]:
-        price = f" {_dollars(cost, dollars_per_hour):8.2f}" if dollars_per_hour is not None else ""
+        dollars = _dollars(cost, dollars_per_hour)
+        minutes = "-" if cost.seconds is None else f"{cost.seconds / 60:.1f}"
+        price = "" if not priced else " " + ("-" if dollars is None else f"{dollars:.2f}").rjust(8)
         yield (
-            f"{cost.stage:24} {cost.starts:7} {cost.seconds / 60:8.1f} "
+            f"{cost.stage:{width}} {cost.starts:7} {minutes:>8} "
             f"{cost.written_bytes / 1e9:8.2f}{price}  {cost.basis}"
         ).rstrip()
 
 
-def _dollars(cost: Cost, dollars_per_hour: float) -> float:
+def _dollars(cost: Cost, dollars_per_hour: float | None) -> float | None:
+    """None without a price, or where nobody knows how long it takes."""
+    if dollars_per_hour is None or cost.seconds is None:
+        return None
     return cost.seconds / 3600 * dollars_per_hour
 
 

@@ -137,10 +137,13 @@ def bench_cells(params: Params, num_categories: int) -> list[BenchCell]:
     return found
 
 
-def bench_starts(params: Params, speculates: bool) -> int:
-    """Engine starts of one bench stage (as `specmill.pace.describe` counts them)."""
-    bench = params.bench
-    lengths = len({params.spec.tokens, *params.spec.sweep}) if speculates else 1
-    if bench.reference == "beside":
+def bench_starts(params: Params, lengths: int) -> int:
+    """Engine starts of one bench stage (as `specmill.pace.describe` counts them).
+
+    Args:
+        params: Of params.yaml.
+        lengths: Number of K that it measures; 1 without speculation.
+    """
+    if params.bench.reference == "beside":
         return 1 + lengths
-    return 1 + lengths * bench.rounds + bench.rounds % 2
+    return 1 + lengths * params.bench.rounds + params.bench.rounds % 2

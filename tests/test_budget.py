@@ -12,7 +12,7 @@ from specmill.doctor_disk import disk_needs
 from specmill.doctor_verifier import size_of
 from specmill.probe import measure
 from specmill.rates import Rates, Records, read_records
-from specmill.workload import Turns, Workload, bench_cells, bench_starts, workload
+from specmill.workload import Turns, Workload, bench_cells, workload
 from tests.patients import ROOT, SMOLLM, SPEED, card, machine, params
 
 WORK = Workload(
@@ -76,20 +76,21 @@ def test_online_keeps_no_states_and_trains_nothing_yet() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "sweep", "speculates", "expected"),
+    ("reference", "sweep", "method", "expected"),
     [
-        ("beside", [], True, 2),
-        ("beside", [1, 2], True, 4),
-        ("beside", [], False, 2),
-        ("bracket", [], True, 1 + 1 * 3 + 1),  # three rounds, mirrored, and the reference again
-        ("bracket", [1], True, 1 + 2 * 3 + 1),
+        ("beside", [], "ngram", 2),
+        ("beside", [1, 2], "ngram", 4),
+        ("beside", [1, 2], "none", 2),
+        ("bracket", [], "ngram", 1 + 1 * 3 + 1),  # three rounds, mirrored, and the reference again
+        ("bracket", [1], "ngram", 1 + 2 * 3 + 1),
     ],
 )
 def test_engine_starts_of_a_bench(
-    reference: str, sweep: list[int], speculates: bool, expected: int
+    reference: str, sweep: list[int], method: str, expected: int
 ) -> None:
     chosen = params(bench={"reference": reference}, spec={"sweep": sweep})
-    assert bench_starts(chosen, speculates) == expected
+    costs = {cost.stage: cost for cost in Budget(chosen, WORK, rates(), SMOLLM).costs()}
+    assert costs[f"bench@{method}"].starts == expected
 
 
 def test_states_are_on_the_disk_three_times_or_once_and_a_hub_verifier_in_the_hubs_cache() -> None:
