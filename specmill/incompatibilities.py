@@ -23,7 +23,7 @@ _KNOWN = (
         "draft model",
     ),
     (
-        r"2-argument constructor signature|Connector(\.__init__\(\)| cannot be made)|"
+        r"2-argument constructor signature|Connector\.__init__\(\)|\(specmill/connector\.py\) |"
         r"does not support HMA",
         "vLLM makes KV connectors in another way than specmill.connector expects: its constructor, "
         "or what hybrid caches ask of it, differs from vLLM 0.32 and 0.26",

@@ -1,6 +1,5 @@
 """What is checked of a twin and of what comes from it, each a function that raises or is silent."""
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,11 @@ import httpx
 import torch
 from transformers import AutoConfig
 
+from specmill import compat
 from specmill.acceptance import acceptance
 from specmill.client import Client, run_closed_loop
 from specmill.server import Server
+from specmill.signatures import USES, drift
 from specmill.twin import TOKEN, model_class
 
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
@@ -18,48 +19,18 @@ _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 more."""
 _ANSWER = 24
 """Tokens of an answer."""
-_CALLED_WITH = 3
-"""What vLLM makes a connector with: config, role and KV cache config (its factory.py, 0.32)."""
-
-
-def connector_faults(connector: type, example: type) -> list[str]:
-    """How a KV connector no longer fits vLLM's example, from which it comes.
-
-    Args:
-        connector: Ours.
-        example: The class of vLLM that it extends.
-    """
-    faults = []
-    try:
-        inspect.signature(connector).bind(*range(_CALLED_WITH))
-    except TypeError as error:
-        faults.append(f"{connector.__name__} cannot be made of {_CALLED_WITH} arguments: {error}")
-    for name, method in vars(connector).items():
-        if not inspect.isfunction(method) or name == "__init__":
-            continue
-        theirs = getattr(example, name, None)
-        if theirs is None:
-            if not name.startswith("_"):
-                faults.append(f"vLLM's class has no {name} any more, so nothing calls it")
-            continue
-        called = list(inspect.signature(theirs).parameters)
-        try:
-            inspect.signature(method).bind(*called)
-        except TypeError as error:
-            faults.append(f"{name} is called with {', '.join(called)}: {error}")
-    return faults
 
 
 def look_at_connector() -> str:
-    """Refuse a connector that the installed vLLM cannot use; raises TypeError with every fault."""
-    from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector
+    """Refuse a vLLM whose KV connector is not as ours uses it, by the table that the doctor reads.
 
-    from specmill.connector import HiddenStatesConnector
-
-    example = example_hidden_states_connector.ExampleHiddenStatesConnector
-    if faults := connector_faults(HiddenStatesConnector, example):
+    Raises:
+        TypeError: with every difference.
+    """
+    used = [use for use in USES if use.user == "connector.py"]
+    if faults := drift(compat.device(), used):
         raise TypeError("; ".join(faults))
-    return "has the signatures that vLLM calls"
+    return "vLLM's is as ours uses it"
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """What runs inside vLLM: from the blocks of its cache to a staged file."""
 
 import fcntl
+import inspect
 import os
 import resource
 import signal
@@ -23,8 +24,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connecto
 )
 
 from specmill.connector import HiddenStatesConnector, _write
-from specmill.preflight_checks import connector_faults
+from specmill.preflight_checks import look_at_connector
 from specmill.shards import FP8, StateSpec, read_shard
+from specmill.signatures import USES
 from specmill.staging import Work, adopt, is_locked
 from specmill.store import HiddenStateStore
 from tests.fakes import sample
@@ -422,5 +424,18 @@ def test_a_failed_write_is_told_in_the_engines_log(
     assert "No space left on device" in str(told[0])
 
 
-def test_it_has_the_signatures_that_the_installed_vllm_calls() -> None:
-    assert connector_faults(HiddenStatesConnector, ExampleHiddenStatesConnector) == []
+def test_it_takes_what_the_installed_vllm_calls_it_with_as_the_table_says() -> None:
+    uses = {use.place.partition(":")[2]: use for use in USES if use.user == "connector.py"}
+    made = uses["ExampleHiddenStatesConnector"].passed
+    assert made
+    inspect.signature(HiddenStatesConnector).bind(*made)
+    ours = {name for name, one in vars(HiddenStatesConnector).items() if inspect.isfunction(one)}
+    theirs = set(dir(ExampleHiddenStatesConnector)) - set(dir(object))
+    overridden = {place.partition(".")[2]: use for place, use in uses.items() if use.overridden}
+    assert ours & theirs - {"__init__"} == overridden.keys()
+    for name, use in overridden.items():
+        parameters = inspect.signature(vars(HiddenStatesConnector)[name]).parameters
+        assert tuple(parameters) == ("self", *(use.passed or ()))
+    # what nothing calls is for ourselves
+    assert all(name.startswith("_") for name in ours - theirs)
+    assert look_at_connector() == "vLLM's is as ours uses it"

@@ -30,7 +30,7 @@ from specmill.preflight_checks import (
     check_honoured,
     check_renders,
     check_states,
-    connector_faults,
+    look_at_connector,
     own_states,
 )
 from specmill.server import Server
@@ -247,40 +247,23 @@ def renamed(made: Made, folder: Path, rename: Callable[[str], str]) -> Path:
     return folder
 
 
-class Example:
-    """What an engine's own connector looks like."""
+def test_a_vllm_that_makes_connectors_otherwise_is_refused_with_every_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Other:
+        def __init__(self, vllm_config: Any) -> None: ...
 
-    def __init__(self, config: Any, role: Any, kv_cache_config: Any = None) -> None: ...
+        def get_finished(self) -> None: ...
 
-    def get_finished(self, finished_req_ids: set[str]) -> None: ...
-
-
-def test_a_connector_that_fits_has_no_faults() -> None:
-    class Fits(Example):
-        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-        def get_finished(self, finished_req_ids: set[str]) -> None: ...
-
-        def _our_own(self) -> None: ...
-
-    assert connector_faults(Fits, Example) == []
-
-
-def test_a_connector_with_a_wrong_signature_is_found() -> None:
-    class Old(Example):
-        def __init__(self, config: Any, role: Any) -> None: ...
-
-        def get_finished(self) -> None: ...  # type: ignore[override]
-
-        def build_connector_worker_meta(self) -> None: ...
-
-    made_of, called, gone = connector_faults(Old, Example)
-    assert "Old cannot be made of 3 arguments: too many positional" in made_of
-    assert "get_finished is called with self, finished_req_ids: too many positional" in called
-    assert "vLLM's class has no build_connector_worker_meta" in gone
-    assert "makes KV connectors in another way" in (
-        explain(made_of.replace("Old", "HiddenStatesConnector")) or ""
-    )
+    place = "vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector"
+    monkeypatch.setattr(f"{place}.ExampleHiddenStatesConnector", Other)
+    with pytest.raises(TypeError) as refused:
+        look_at_connector()
+    said = str(refused.value)
+    assert "(specmill/connector.py) takes no kv_cache_config, role any more" in said
+    assert "get_finished (specmill/connector.py) takes no finished_req_ids any more" in said
+    assert "_on_write_done (specmill/connector.py) is not there" in said
+    assert "makes KV connectors in another way" in (explain(said) or "")
 
 
 def answering(replies: dict[str, tuple[int, dict[str, Any]]]) -> ThreadingHTTPServer:
