@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from threadpoolctl import threadpool_limits
 
 from specmill import tracking
 from tests.workspace import Workspace
@@ -21,7 +22,7 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Imports are done: leave them out of garbage collections, and tiny tensors to one thread.
+    """Imports are done: leave them out of garbage collections, and small matrices to one thread.
 
     Threads wait for each other by spinning, so that on a busy machine a step of a model of 16
     numbers takes ten times as long with two. Only this process: engines and stages that tests
@@ -29,6 +30,7 @@ def pytest_collection_finish() -> None:
     """
     gc.freeze()
     gc.enable()
+    threadpool_limits(1)  # of OpenMP and BLAS, as far as they are loaded
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 
