@@ -1,4 +1,6 @@
 import re
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,18 @@ from specmill.section import entry
 ROOT = Path(__file__).parents[1]
 
 
+@cache
+def project() -> Any:
+    """The project's params.yaml."""
+    return YAML(typ="safe").load((ROOT / "params.yaml").read_text())
+
+
 def written(folder: Path, changes: dict[str, Any] | None = None, dropped: str = "") -> Path:
     """A copy of the project's params.yaml with some keys set and one taken out.
 
     The file may name its datasets in any form; the copy has one of each, as the tests expect.
     """
-    tree = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
+    tree = deepcopy(project())
     tree["prepare"] |= {"dataset": [{"source": "file:train.jsonl"}], "bench": "file:bench.jsonl"}
     for name, value in (changes or {}).items():
         *parents, last = name.split(".")

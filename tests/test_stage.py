@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 # A stage that waits for a signal; its cleanup is told to stop as well and must not be.
 WAITING = """
 import os, signal, sys, time
+sys.modules["mlflow"] = None  # to import it takes seconds
 from specmill.stage import open_stage
 
 with open_stage("vocab", ["vocab"]) as stage:
