@@ -93,7 +93,7 @@ test: venv lint ## lint, types and all tests but the long ones, the whole pipeli
 test-long: venv ## what `make test` leaves out: every method, more kills (an hour)
 	pytest -m long
 
-unit: venv ## tests that start no server and run no DVC: a few minutes
+unit: venv ## tests that start no engine and run no DVC: a few minutes
 	pytest -m "not e2e and not slow"
 
 lint: venv ## ruff and mypy
