@@ -65,6 +65,12 @@ class Table:
     rows: list[list[Markup]]
     kind: ClassVar[str] = "table"
 
+    @property
+    def is_wordy(self) -> bool:
+        """Whether several columns have sentences: a phone shows a row of it as lines."""
+        long = [any(len(row[i]) > _LONG for row in self.rows) for i in range(len(self.headings))]
+        return sum(long) > 1
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -95,9 +101,21 @@ class Section:
     anchor: str
     title: str
     blocks: list[Block] = field(default_factory=list)
+    is_folded: bool = False
+    """Whether it is shown when asked for."""
+
+    @property
+    def target(self) -> str:
+        """What a link to it names: a browser opens what is folded when the target is inside."""
+        return f"{self.anchor}-inside" if self.is_folded else self.anchor
 
 
-_MARK = re.compile(r"\*\*(?P<strong>.+?)\*\*|`(?P<code>[^`]+)`|(?<!\w)\*(?P<em>\w[^*]*)\*(?!\w)")
+_LONG = 60
+"""Characters of a cell that is a sentence."""
+
+_MARK = re.compile(
+    r"\*\*(?P<strong>.+?)\*\*|`(?P<code>[^`]+)`|(?<!\w)\*(?P<em>[^\s*][^*]*)\*(?!\w)"
+)
 
 
 def inline(text: str) -> Markup:

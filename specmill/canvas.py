@@ -11,13 +11,16 @@ from typing import Any
 
 from specmill.rows import Row
 
+CHARACTER = 0.08
+"""Inches of a character, about."""
+
 Target = Path | StringIO
 """What a picture is written to: a file, or text for a page."""
 
 
 @contextlib.contextmanager
 def canvas(
-    target: Target, size: tuple[float, float], title: str, least: tuple[float, float] = (5.5, 2.2)
+    target: Target, size: tuple[float, float], title: str, least: tuple[float, float] = (4.7, 2.2)
 ) -> Iterator[Any]:
     """A matplotlib figure of this size in inches, at least `least`, saved when all is drawn."""
     import matplotlib
@@ -62,7 +65,14 @@ def legend(figure: Any, all_axes: list[Any], **place: Any) -> None:
     labelled = [axes.get_legend_handles_labels() for axes in all_axes]
     lines = {label: line for handles in labelled for line, label in zip(*handles, strict=True)}
     if lines:
-        figure.legend(lines.values(), lines.keys(), frameon=False, **place)
+        columns = legend_columns(figure, list(lines))
+        figure.legend(lines.values(), lines.keys(), frameon=False, ncols=columns, **place)
+
+
+def legend_columns(figure: Any, labels: list[str]) -> int:
+    """How many columns of a legend fit below a picture."""
+    inches = 0.6 + CHARACTER * max(map(len, labels))
+    return max(1, min(len(labels), int(figure.get_figwidth() / inches)))
 
 
 def grouped(name: str, rows: list[Row]) -> dict[Any, list[Row]]:

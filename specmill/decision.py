@@ -10,16 +10,19 @@ params.yaml, stays listed as it was; but nothing is adopted that is not measured
 
 import re
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from specmill.evidence import change
+from specmill.engine_faults import known_sampling_fault
+from specmill.fidelity import flaw, footnotes
 from specmill.grounds import Grounds
 from specmill.hand_options import Decisions, with_hand
 from specmill.head_options import head_options
 from specmill.options import (
     ADOPT,
+    BOTH,
     BY_HAND,
     MEASURED,
     PENDING,
@@ -32,6 +35,8 @@ from specmill.revision import Committed
 from specmill.rows import load_order, load_sentence
 from specmill.schedule import SCHEDULABLE, describe, most_drafted
 from specmill.schedule_options import schedule_option
+from specmill.tables import change
+from specmill.yardstick import blur, is_test, limits
 
 STATUSES = (ADOPT, PENDING, RULED_OUT)
 
@@ -48,6 +53,8 @@ class RecordedOption(BaseModel):
     evidence: list[str]
     gate: str | None
     by: str
+    against: list[str]
+    speeds: dict[str, str]
 
 
 class Record(BaseModel):
@@ -71,9 +78,10 @@ def decide(grounds: Grounds, written: Decisions, last: Committed) -> dict[str, A
         `verdict`, one sentence; `deploy`, what reports/serve.sh serves (`method`, a row of
         params.yaml, `k`, the largest, and `ranges`, its K by requests in flight), None without
         speculation; `deploy_greedy`, the same if no request is ever sampled; `options`, with
-        `name`, `method`, `k`, `status`, `evidence` (sentences), `gate` (a clause or None) and `by`;
-        `changes` since the record of the commit `compared_with`; and `prediction_error`, the median
-        absolute error of predictions that were measured, or None.
+        the fields of RecordedOption; `loads`, their labels in order; `limits`, what the run can
+        decide, and `footnotes`, what marks mean, sentences; `changes` since the record of the
+        commit `compared_with`; and `prediction_error`, the median absolute error of predictions
+        that were measured, or None.
 
     Raises:
         ValueError: when an option by hand has the name of one that is computed.
@@ -97,6 +105,9 @@ def decide(grounds: Grounds, written: Decisions, last: Committed) -> dict[str, A
     return current | {
         "deploy": _deployment(best),
         "deploy_greedy": _deployment(best or greedy),
+        "loads": grounds.load_labels(),
+        "limits": limits(grounds.results, grounds.curves),
+        "footnotes": footnotes(grounds.results, known_sampling_fault(grounds.hardware)),
         "changes": changes,
         "compared_with": compared_with,
         "prediction_error": (grounds.check or {}).get("median_absolute_error"),
@@ -146,6 +157,15 @@ def _deployment(option: Option | None) -> dict[str, Any] | None:
 def _verdict(
     grounds: Grounds, options: list[Option], best: Option | None, greedy: Option | None
 ) -> str:
+    said = _what_to_serve(grounds, options, best, greedy)
+    if is_test(grounds.results):
+        return f"Test configuration, whose speeds decide nothing; by them: {said}"
+    return said
+
+
+def _what_to_serve(
+    grounds: Grounds, options: list[Option], best: Option | None, greedy: Option | None
+) -> str:
     if best is not None:
         return f"Serve {_speed(grounds, best)}."
     if greedy is not None:
@@ -153,17 +173,38 @@ def _verdict(
             f"Serve without speculation, or, if no request is ever sampled, "
             f"{_speed(grounds, greedy)}; sampled requests would get another distribution."
         )
-    if not any(option.by == MEASURED and option.gain is not None for option in options):
+    if not any(option.by in (MEASURED, BOTH) and option.gain is not None for option in options):
         return "Serve without speculation until a row that speculates has been measured."
     said = (
-        "Serve without speculation: of nothing was it shown that it is faster at some load and "
-        "slower at none"
+        "Serve without speculation: nothing was shown to be faster at some load and slower at none"
     )
-    pending = [option for option in options if option.status == PENDING and option.gate]
+    return f"{said}{_nearest(grounds, options)}."
+
+
+def _nearest(grounds: Grounds, options: list[Option]) -> str:
+    """What is pending and closest to being adopted; or why that cannot be said."""
+    pending = [
+        option
+        for option in options
+        if option.status == PENDING and option.gate and option.gain is not None
+    ]
     if not pending:
-        return f"{said}."
-    nearest = min(pending, key=_order)
-    return f"{said}; nearest is {nearest.name}, if {nearest.gate}."
+        return ""
+    sound = [option for option in pending if not _is_flawed(grounds, option)]
+    wide = blur(grounds.results)
+    if wide is not None:
+        by = f"by up to {wide:.0%}" if wide != inf else "by nobody knows how much"
+        return f"; what is nearest cannot be said, for `none` may differ from itself {by}"
+    if not sound:
+        return "; nothing that is pending may be adopted before its output is lossless"
+    nearest = min(sound, key=_order)
+    return f"; nearest is {nearest.name}, if {nearest.gate}"
+
+
+def _is_flawed(grounds: Grounds, option: Option) -> bool:
+    name = option.method or ""
+    rows = {name, unscheduled_name(name)} & grounds.results.keys()
+    return any(flaw(row, grounds.results) for row in rows)
 
 
 def _speed(grounds: Grounds, option: Option) -> str:

@@ -12,23 +12,54 @@ from scipy.stats import fisher_exact
 from specmill.rows import Results, Row, load_label, load_order
 from specmill.samples import ALL
 
+GREEDY, SAMPLED = "not lossless", "not lossless when sampled"
+MARKS = {GREEDY: " ‡", SAMPLED: " †"}
+"""What stands behind the name of a method that is not lossless; a footnote says why."""
+
 
 def flaw(name: str, results: Results) -> str | None:
     """What speaks against a method: its greedy outputs, else its samples at temperature 1."""
     if num_wrong(name, results):
-        return "not lossless"
+        return GREEDY
     sampled = (results[name].get("sampling") or {}).get("lossless")
-    return "not lossless when sampled" if sampled is False else None
+    return SAMPLED if sampled is False else None
 
 
-def marked(results: Results, *, bold: bool = True) -> Results:
-    """The results with what speaks against a method behind its name, to be shown so."""
+def marked(results: Results) -> Results:
+    """The results with a mark behind the name of what is not lossless, to be shown so."""
+    return {f"{name}{_mark(name, results)}": result for name, result in results.items()}
+
+
+def _mark(name: str, results: Results) -> str:
+    found = flaw(name, results)
+    return MARKS[found] if found else ""
+
+
+def footnotes(results: Results, known_fault: str | None) -> list[str]:
+    """What the marks mean, a sentence or two each; none where nothing is marked.
+
+    Args:
+        results: reports/bench/NAME.json by name.
+        known_fault: What is known to be wrong with this engine's sampling, a clause; or None.
+    """
+    found = []
     flaws = {name: flaw(name, results) for name in results}
-    stars = "**" if bold else ""
-    return {
-        f"{name} ({stars}{flaws[name]}{stars})" if flaws[name] else name: result
-        for name, result in results.items()
-    }
+    if wrong := [name for name in flaws if flaws[name] == GREEDY]:
+        counts = ", ".join(f"{num_wrong(name, results)} of {name}" for name in wrong)
+        found.append(
+            f"‡ {GREEDY.capitalize()}: greedy answers that leave the verifier's by more than "
+            f"rounding explains, {counts}."
+        )
+    if wrong := [name for name in flaws if flaws[name] == SAMPLED]:
+        text = (
+            f"† {SAMPLED.capitalize()}: {', '.join(wrong)}. At temperature 1 the samples have "
+            "another distribution than the verifier's"
+        )
+        text += f": {known_fault}." if known_fault else ", and no cause is known."
+        if (results.get("none", {}).get("sampling") or {}).get("lossless"):
+            text += " A server without speculation is not affected: `none` passes the same test."
+        found.append(text)
+    return found
 
 
 def num_wrong(name: str, results: Results) -> int:

@@ -18,7 +18,9 @@ from specmill.rows import Row, load_order, load_sentence
 
 
 def break_even(grounds: Grounds, name: str, k: int) -> str:
-    """The tokens per step that would break even at the load where least is missing.
+    """The tokens per step that would break even, the load where least is missing first.
+
+    Nothing is adopted that is slower at another load: those where tokens are missing too follow.
 
     Args:
         grounds: What is known.
@@ -33,7 +35,7 @@ def break_even(grounds: Grounds, name: str, k: int) -> str:
         return f"break-even is in reach, which is not known: {why}"
     measured = {plain_load(row): row for row in grounds.measured(name, k)}
     foreseen = grounds.foreseen(name, k)
-    found = []
+    found, out_of_reach = [], []
     for load, bound in bounds.items():
         row = measured.get(load) or foreseen.get(load, {})
         now = row.get("tokens_per_step")
@@ -41,15 +43,24 @@ def break_even(grounds: Grounds, name: str, k: int) -> str:
             bound = now / row["speedup"] if row["speedup"] < 1 else now
         if bound is not None and bound <= k + 1:
             found.append((bound / now if now else bound, load, bound, row))
+        else:
+            out_of_reach.append(in_flight(load))
     if not found:
         return (
             f"a step costs less: at K={k} not even {k + 1} tokens per step, all drafts accepted, "
             "break even"
         )
-    _, load, bound, row = min(found, key=lambda one: one[:2])
-    return f"tokens per step exceed {bound:.2f} at {load_sentence(in_flight(load))}" + _now(
-        row, bound
-    )
+    first, *others = sorted(found, key=lambda one: one[:2])
+    clauses = [_clause(*first[1:])]
+    clauses += [_clause(*one[1:]) for one in sorted(others, key=lambda one: one[1]) if one[0] > 1]
+    gate = "tokens per step exceed " + " and ".join(clauses)
+    if out_of_reach:
+        gate += f", and it is not served at {loads(out_of_reach)}, where no acceptance is enough"
+    return gate
+
+
+def _clause(load: int, bound: float, row: Row) -> str:
+    return f"{bound:.2f} at {load_sentence(in_flight(load))}{_now(row, bound)}"
 
 
 def _bounds(grounds: Grounds, name: str, k: int) -> dict[int, float | None]:
@@ -72,7 +83,7 @@ def _now(row: Row, bound: float) -> str:
     needed = rate * (bound - 1) / (now - 1) if rate and now > 1 else None
     if needed is None or needed > 1:
         return f" (now {now:.2f})"
-    return f" (now {now:.2f}): acceptance at position 0 of {needed:.2f} instead of {rate:.2f}"
+    return f" (now {now:.2f}; acceptance at position 0 of {needed:.2f} instead of {rate:.2f})"
 
 
 def loads(rows: list[Row]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from specmill.files import read_json
 from specmill.params import Method
-from specmill.rows import Results, Row
+from specmill.rows import Results, Row, load_label, load_order
 from specmill.samples import ALL
 
 
@@ -23,6 +23,7 @@ class Grounds:
     predicted: dict[str, Any] | None = None
     schedules: dict[str, Any] | None = None
     check: dict[str, Any] | None = None
+    curves: dict[str, Any] | None = None
     training: list[Row] | None = None
     """reports/plots/train.json: held-out accuracy by epoch and position."""
     prepared: dict[str, Any] | None = None
@@ -45,6 +46,7 @@ class Grounds:
             "predicted": "predicted.json",
             "schedules": "schedule.json",
             "check": "check.json",
+            "curves": "curves.json",
             "training": "plots/train.json",
             "prepared": "prepare.json",
             "vocab": "vocab.json",
@@ -74,6 +76,13 @@ class Grounds:
             for row in rows
             if (row["method"], row["k"], row["category"]) == (name, k, ALL)
         }
+
+    def load_labels(self) -> list[str]:
+        """Every load that something was measured at or predicted for, in order."""
+        rows = [row for result in self.results.values() for row in result["rows"]]
+        predicted = self.predicted["rows"] if self.predicted else []
+        rows += [in_flight(row["concurrency"]) for row in predicted]
+        return list(dict.fromkeys(load_label(row) for row in sorted(rows, key=load_order)))
 
     def heads(self, name: str, k: int) -> dict[int, list[Row]]:
         """What heads of other acceptance would bring, by requests in flight; poorest first."""

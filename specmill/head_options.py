@@ -6,13 +6,14 @@ load, all three are ruled out. Training longer is ruled out too when the last ep
 the held-out length by 1%.
 """
 
-from specmill.evidence import change
+from specmill.evidence import flaws
 from specmill.gates import break_even
 from specmill.grounds import Grounds, in_flight, plain_load
 from specmill.intervals import FASTER
 from specmill.options import MEASURED, PENDING, PREDICTED, RULED_OUT, Judgement, Option
 from specmill.params import TRAINED_HEAD
 from specmill.rows import Row, load_order, load_sentence
+from specmill.tables import change
 
 LONGER, OTHER, MORE = "train longer", "other head", "more on-policy data"
 
@@ -33,9 +34,14 @@ def head_options(grounds: Grounds) -> list[Option]:
     other = [*_other_heads(grounds), *_better_heads(grounds, name, k)]
     return [
         _train_longer(grounds, name, k, worth),
-        Option(OTHER, name, k, status, other, gate, PREDICTED),
-        Option(MORE, name, k, status, _data(grounds), gate, MEASURED),
+        Option(OTHER, name, k, status, other, gate, PREDICTED, _against(grounds, name)),
+        Option(MORE, name, k, status, _data(grounds), gate, PREDICTED, _against(grounds, name)),
     ]
+
+
+def _against(grounds: Grounds, name: str) -> list[str]:
+    """Of something that was not tried, with the method of the head at hand."""
+    return ["not measured", *flaws(grounds, name)]
 
 
 def _worth(grounds: Grounds, name: str, k: int) -> Judgement:
@@ -68,8 +74,8 @@ def _train_longer(grounds: Grounds, name: str, k: int, worth: Judgement) -> Opti
     if len(lengths) < 2:
         status, gate = worth
         known = "Only one epoch was trained" if lengths else "There is no reports/plots/train.json"
-        return Option(LONGER, name, k, status, [f"{known}: whether the head was still getting "
-                      "better is not known."], gate, MEASURED)  # fmt: skip
+        evidence = [f"{known}: whether the head was still getting better is not known."]
+        return Option(LONGER, name, k, status, evidence, gate, PREDICTED, _against(grounds, name))
     ratio = lengths[-1] / lengths[-2]
     by_epoch = ", ".join(f"{length:.2f}" for length in lengths)
     evidence = [
@@ -77,9 +83,11 @@ def _train_longer(grounds: Grounds, name: str, k: int, worth: Judgement) -> Opti
         f"The last epoch changed it by {100 * (ratio - 1):+.1f}%.",
     ]
     status, gate = worth
+    by, lacks = PREDICTED, _against(grounds, name)
     if ratio < _RISING and status != RULED_OUT:
         status, gate = RULED_OUT, "other data or parameters make it rise in the last epoch again"
-    return Option(LONGER, name, k, status, evidence, gate, MEASURED)
+        by, lacks = MEASURED, ["held-out length no longer rises", *flaws(grounds, name)]
+    return Option(LONGER, name, k, status, evidence, gate, by, lacks)
 
 
 def held_out_lengths(training: list[Row], k: int) -> list[float]:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
-from specmill.canvas import Target, canvas, context_note, grouped, measured, panels
+from specmill.canvas import CHARACTER, Target, canvas, context_note, grouped, measured, panels
 from specmill.intervals import UNDECIDED
 from specmill.rows import Row
 
 _CELLS_ACROSS = 24
 """About as many cells as fit side by side on a screen."""
-_CHARACTER = 0.085
-"""Inches of a character of a title."""
+_LOW = 2.5
+"""Inches of a picture whose scale has room for every second tick only."""
 _LEAST_TITLE = 14
 """Characters of a line of a title at least."""
 
@@ -32,7 +32,8 @@ class HeatMap:
     value: Callable[[Row], float]
     """What the colour stands for."""
     text: Callable[[Row], str]
-    is_hatched: Callable[[Row], bool]
+    is_open: Callable[[Row], bool]
+    """Whether a cell shows nothing: hatched, and without a colour."""
     colours: str
     """Name of a matplotlib colour map."""
     limits: tuple[float, float]
@@ -40,6 +41,8 @@ class HeatMap:
     ticks: dict[float, str]
     x_label: str
     y_label: str
+    count: Callable[[Row], str] | None = None
+    """What stands before each line of a panel, from its first row."""
 
 
 SPEEDUP_BY_K = HeatMap(
@@ -48,7 +51,7 @@ SPEEDUP_BY_K = HeatMap(
     y=lambda row: row["num_speculative_tokens"],
     value=lambda row: math.log2(row["speedup"]),
     text=lambda row: _change(row),
-    is_hatched=lambda row: row["verdict"] == UNDECIDED,
+    is_open=lambda row: row["verdict"] == UNDECIDED,
     colours="RdBu",
     limits=(-1.0, 1.0),
     ticks={
@@ -60,18 +63,22 @@ SPEEDUP_BY_K = HeatMap(
 )
 """Red is slower, blue is faster, always on the same scale."""
 
+FEW_DRAFTS = 30
+"""Of fewer a share has a standard error of up to 9 points, sqrt(0.25 / 30), and more."""
+
 ACCEPTANCE_BY_CATEGORY = HeatMap(
     title=lambda row: f"{row['method']}, K={row['num_speculative_tokens']}",
     x=lambda row: row["position"],
     y=lambda row: row["category"],
     value=lambda row: row["acceptance_rate"],
     text=lambda row: f"{100 * row['acceptance_rate']:.0f}",
-    is_hatched=lambda row: False,
+    is_open=lambda row: (row["num_drafts"] or 0) < FEW_DRAFTS,
     colours="Blues",
     limits=(0.0, 1.0),
     ticks={0.0: "0%", 0.5: "50%", 1.0: "100%"},
-    x_label="draft position (from 0)",
+    x_label="number of drafts, then the draft position (from 0)",
     y_label="",
+    count=lambda row: "-" if row["num_drafts"] is None else f"{row['num_drafts']:,}",
 )
 
 
@@ -88,7 +95,8 @@ def plot_speedup_by_k(rows: list[Row], target: Target, what: str = "Change of sp
 def plot_acceptance_by_category(rows: list[Row], target: Target) -> None:
     """Draw `acceptance_by_category_rows`: prompt type by position."""
     loads = ", ".join(grouped("load", rows))
-    title = f"Accepted share of drafts by prompt type and position, %\n{loads}"
+    title = f"Accepted drafts by prompt type and position, %\n{loads}"
+    title += f"; hatched: of fewer than {FEW_DRAFTS}"
     title += context_note(rows)
     shown = measured("acceptance_rate", rows)
     _plot(ACCEPTANCE_BY_CATEGORY, shown, list(grouped("category", shown)), target, title)
@@ -105,16 +113,22 @@ def _plot(spec: HeatMap, rows: list[Row], ys: list[Any], target: Target, title: 
     xs = list(dict.fromkeys(spec.x(row) for row in rows))
     columns = max(1, min(4, len(methods), _CELLS_ACROSS // max(1, len(xs))))
     lines = -(-len(methods) // columns)
-    width = 0.3 + 0.45 * len(xs)  # of a panel
-    size = (2.2 + columns * width, 1.6 + lines * (0.3 + 0.24 * len(ys)))
+    left = -1.5 if spec.count else -0.5
+    width = 0.3 + 0.45 * (len(xs) - 0.5 - left)  # of a panel
+    longest = max((len(str(y)) for y in ys), default=0)
+    size = (1.4 + CHARACTER * longest + columns * width, 1.6 + lines * (0.3 + 0.24 * len(ys)))
     with canvas(target, size, title) as figure:
         all_axes = panels(figure, len(methods), columns, sharex=True, sharey=True)
         for axes, of_method in zip(all_axes, methods.values(), strict=True):
             for row in of_method:
                 _draw_cell(axes, spec, row, xs.index(spec.x(row)), ys.index(spec.y(row)))
+            if spec.count:
+                for y, of_line in _lines(spec, of_method, ys).items():
+                    axes.text(-1, y, spec.count(of_line), ha="center", va="center",
+                              fontsize="small")  # fmt: skip
             axes.set(
-                title=fill(spec.title(of_method[0]), max(_LEAST_TITLE, int(width / _CHARACTER))),
-                xlim=(-0.5, len(xs) - 0.5),
+                title=fill(spec.title(of_method[0]), max(_LEAST_TITLE, int(width / CHARACTER))),
+                xlim=(left, len(xs) - 0.5),
                 ylim=(len(ys) - 0.5, -0.5),
             )
             axes.set_xticks(range(len(xs)), xs)
@@ -127,6 +141,14 @@ def _plot(spec: HeatMap, rows: list[Row], ys: list[Any], target: Target, title: 
             figure.supylabel(spec.y_label, fontsize="medium")
 
 
+def _lines(spec: HeatMap, rows: list[Row], ys: list[Any]) -> dict[int, Row]:
+    """The first row of every line of a panel, by its place."""
+    found: dict[int, Row] = {}
+    for row in rows:
+        found.setdefault(ys.index(spec.y(row)), row)
+    return found
+
+
 def _colour_map(spec: HeatMap) -> Any:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -137,20 +159,22 @@ def _colour_map(spec: HeatMap) -> Any:
 def _draw_cell(axes: Any, spec: HeatMap, row: Row, x: int, y: int) -> None:
     from matplotlib.patches import Rectangle
 
-    red, green, blue, _ = colour = _colour_map(spec).to_rgba(spec.value(row))
     corner = (x - 0.5, y - 0.5)
-    hatch: dict[str, Any] = (
-        {"hatch": "////", "edgecolor": "#bbbbbb"} if spec.is_hatched(row) else {}
-    )
-    axes.add_patch(Rectangle(corner, 1, 1, facecolor=colour, linewidth=0, **hatch))
+    inside: dict[str, Any]
+    if spec.is_open(row):
+        ink, inside = "black", {"facecolor": "#ffffff", "hatch": "////", "edgecolor": "#dddddd"}
+    else:
+        red, green, blue, _ = colour = _colour_map(spec).to_rgba(spec.value(row))
+        is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5  # luma, ITU-R BT.601
+        # nearly white and black: the page draws white and black as its own (inline_svg.py)
+        ink, inside = "#fefefe" if is_dark else "#010101", {"facecolor": colour}
+    axes.add_patch(Rectangle(corner, 1, 1, linewidth=0, **inside))
     axes.add_patch(Rectangle(corner, 1, 1, facecolor="none", edgecolor="white"))
-    is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5  # luma, ITU-R BT.601
-    # nearly white and black: the page draws white and black as its own (specmill/inline_svg.py)
-    axes.text(x, y, spec.text(row), ha="center", va="center", fontsize="small",
-              color="#fefefe" if is_dark else "#010101")  # fmt: skip
+    axes.text(x, y, spec.text(row), ha="center", va="center", fontsize="small", color=ink)
 
 
 def _draw_scale(figure: Any, spec: HeatMap, all_axes: list[Any]) -> None:
     scale = figure.colorbar(_colour_map(spec), ax=all_axes, aspect=30, shrink=0.8, pad=0.01)
-    scale.set_ticks(list(spec.ticks), labels=list(spec.ticks.values()))
+    ticks = dict(list(spec.ticks.items())[:: 2 if figure.get_figheight() < _LOW else 1])
+    scale.set_ticks(list(ticks), labels=list(ticks.values()))
     scale.outline.set_visible(False)

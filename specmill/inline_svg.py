@@ -83,6 +83,7 @@ def _own(tag: str, attributes: dict[str, str], name: str) -> dict[str, str]:
     for key, value in attributes.items():
         if key == "style":
             value = re.sub(r"font-family: [^;]*;? ?", "", value)
+        if key in ("style", "fill"):  # a hatched patch has its ground as an attribute
             value = re.sub(r"#[0-9a-f]{6}\b", lambda found: _THEME.get(found[0], found[0]), value)
         if key == "href":
             value = re.sub(r"^#", f"#{name}-", value)

@@ -71,13 +71,6 @@ def notes(results: Results) -> list[str]:
 
 def _about_engines(results: Results) -> list[str]:
     found = []
-    eager = [
-        name
-        for name, result in results.items()
-        if any(facts["enforce_eager"] == "True" for facts in result["engine"].values())
-    ]
-    if eager:
-        found.append(f"Served **uncompiled (eager)**, for tests only: {', '.join(eager)}.")
     for name, result in results.items():
         ours, theirs = (_ran(result, role, "async_scheduling") for role in ("method", "reference"))
         if False in ours - theirs:
@@ -99,10 +92,11 @@ def _about_measuring(results: Results) -> list[str]:
     found = []
     reused = _with_row(results, lambda row: row.get("fresh_prompts") is False)
     if reused:
-        found.append(
-            f"Some prompts were sent twice to one server ({', '.join(reused)}): the prefix cache "
-            "is told apart by a salt, suffix decoding may remember its answers."
-        )
+        text = f"Some prompts were sent twice to one server ({', '.join(reused)}): "
+        text += "the prefix cache is told apart by a salt"
+        if any(results[name].get("served_by") == "suffix" for name in reused):
+            text += ", suffix decoding may remember its answers"
+        found.append(f"{text}.")
     apart = _with_row(results, lambda row: row.get("one_execution") is False)
     if apart:
         found.append(

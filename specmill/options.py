@@ -13,11 +13,11 @@ taken for those that will be served: measure only these (`bench.concurrency`, `b
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp, inf, log
 from statistics import mean
 
-from specmill.evidence import flaws, measured, predicted, prompt_types
+from specmill.evidence import against, measured, predicted, prompt_types, speeds
 from specmill.fidelity import flaw, num_wrong
 from specmill.gates import break_even, loads
 from specmill.grounds import Grounds, plain_load
@@ -28,7 +28,7 @@ from specmill.samples import ALL
 from specmill.schedule import SCHEDULABLE, Ranges
 
 ADOPT, RULED_OUT, PENDING = "adopt", "ruled out", "pending"
-MEASURED, PREDICTED, BY_HAND = "measured", "predicted", "hand"
+MEASURED, PREDICTED, BOTH, BY_HAND = "measured", "predicted", "measured and predicted", "hand"
 
 Judgement = tuple[str, str | None]
 """A status, and the gate to another."""
@@ -48,7 +48,11 @@ class Option:
     gate: str | None
     """What would have to be the case for another status, a clause; None when nothing is open."""
     by: str
-    """`measured`, `predicted` or `hand`."""
+    """What its status rests on: `measured`, `predicted`, `measured and predicted` or `hand`."""
+    against: list[str] = field(default_factory=list)
+    """All that keeps it from being adopted, clauses."""
+    speeds: dict[str, str] = field(default_factory=dict)
+    """Its change by load, as text; what is predicted in italics."""
     gain: float | None = None
     """Geometric mean of its speed-ups over loads."""
     ranges: Ranges | None = None
@@ -71,28 +75,33 @@ def _option(grounds: Grounds, name: str, k: int) -> Option:
     refusal = result.get("not_served") or result.get("refused", {}).get(str(k))
     if refusal:
         again = f"what it lacked is there: `dvc repro -f -s bench@{name}` asks again"
-        return Option(label, name, k, RULED_OUT, [f"Not served: {refusal}."], again, MEASURED)
+        return Option(
+            label, name, k, RULED_OUT, [f"Not served: {refusal}."], again, MEASURED, ["not served"]
+        )
     rows, foreseen = grounds.measured(name, k), grounds.foreseen(name, k)
     if rows:
         judgement = judge(grounds, name, k, rows)
         status, gate = unless_flawed(grounds, name, judgement)
-        evidence = measured(rows, foreseen)
-        evidence += [*prompt_types(grounds, name, k), *flaws(grounds, name)]
+        evidence = [*measured(rows, foreseen), *prompt_types(grounds, name, k)]
         return Option(
-            label, name, k, status, evidence, gate, MEASURED, mean_gain(rows),
+            label, name, k, status, evidence, gate, rests_on(status, rows),
+            against(grounds, name, rows, foreseen), speeds(rows, {}), mean_gain(rows),
             greedy_only=(judgement[0], status) == (ADOPT, PENDING),
         )  # fmt: skip
     if "source" in result:
         gate = "its file has a reference, or `methods` has a row that serves it"
         evidence = ["Measured by another tool, and compared with nothing."]
-        return Option(label, name, k, PENDING, evidence, gate, MEASURED)
+        return Option(label, name, k, PENDING, evidence, gate, MEASURED, ["compared with nothing"])
     expected = [*foreseen.values()]
-    evidence = ["Not measured.", *predicted(expected), *flaws(grounds, name)]
+    evidence = ["Not measured.", *predicted(expected)]
     hoped: Judgement = (RULED_OUT, break_even(grounds, name, k))
     if any(row["speedup_high"] > 1 for row in expected):
         hoped = (PENDING, f"`dvc exp run -S spec.tokens={k}` measures it faster")
     status, gate = unless_flawed(grounds, name, hoped)
-    return Option(label, name, k, status, evidence, gate, PREDICTED, mean_gain(expected))
+    return Option(
+        label, name, k, status, evidence, gate, PREDICTED, against(grounds, name, [], foreseen),
+        speeds([], foreseen), mean_gain(expected),
+    )  # fmt: skip
 
 
 def judge(grounds: Grounds, name: str, k: int, rows: list[Row]) -> Judgement:
@@ -124,6 +133,13 @@ def judge(grounds: Grounds, name: str, k: int, rows: list[Row]) -> Judgement:
     return PENDING, gate
 
 
+def rests_on(status: str, rows: list[Row]) -> str:
+    """Of a measured row: where no difference is shown, only a prediction rules it out."""
+    decided = {row["verdict"] for row in rows} <= {FASTER, SLOWER}
+    faster = any(row["verdict"] == FASTER for row in rows)
+    return MEASURED if status != RULED_OUT or decided or faster else BOTH
+
+
 def _judge_faster(grounds: Grounds, name: str, faster: list[Row], slower: list[Row]) -> Judgement:
     if not slower:
         return ADOPT, None
@@ -150,9 +166,9 @@ def unless_flawed(grounds: Grounds, name: str, judgement: Judgement) -> Judgemen
         return judgement
     status, gate = judgement
     wrong = num_wrong(name, grounds.results)
-    mended = "every request is greedy, or its samples are found to be right (sampling)"
+    mended = "no request is sampled, or its samples are right (†)"
     if wrong:
-        mended = "its greedy answers are the verifier's own"
+        mended = "its greedy answers are the verifier's own (‡)"
     if status == ADOPT:
         return RULED_OUT if wrong else PENDING, mended
     return status, f"{gate}; and {mended}" if gate else mended

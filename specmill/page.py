@@ -5,6 +5,7 @@ comparison's own or made from the rows of a plot. Evidence that is not there has
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,28 @@ from specmill.blocks import (
     inline,
 )
 from specmill.causes import heads_section
-from specmill.decision_text import decision_text
+from specmill.decision_text import (
+    RULES,
+    change_lines,
+    changes_title,
+    evidence_lines,
+    limit_lines,
+    options_table,
+)
 from specmill.engine_faults import known_sampling_fault
-from specmill.fidelity import fidelity_section
+from specmill.fidelity import fidelity_section, footnotes
 from specmill.notes import notes
 from specmill.options import ADOPT
 from specmill.page_evidence import Evidence
 from specmill.page_figures import ACCEPTANCE, SURFACE, figures, training_blocks
 from specmill.page_predictions import check_blocks, cost_blocks, prediction_blocks
 from specmill.page_provenance import provenance_blocks
-from specmill.report import OVERVIEW, READING, sampled, setting, shown_rows, tables_by_load
-from specmill.rows import Results
+from specmill.palette import looks
+from specmill.reading import overview, reading
+from specmill.report import sampled, setting, shown_rows, tables_by_load
 from specmill.sampling_section import sampling_section
 from specmill.tables import overview_table
+from specmill.yardstick import is_test
 
 
 def page(evidence: Evidence) -> str:
@@ -50,6 +60,7 @@ def page(evidence: Evidence) -> str:
     return environment.get_template("page.html.j2").render(
         setting=setting(evidence.hardware, evidence.verifier),
         verdict=inline(decision["verdict"]) if decision else None,
+        limits=blocks(limit_lines(decision), "") if decision else [],
         sections=[section for section in _sections(evidence) if section.blocks],
     )
 
@@ -58,31 +69,38 @@ def _sections(evidence: Evidence) -> Iterator[Section]:
     results, further = evidence.results, evidence.further
     plots, pictures = evidence.plots, evidence.pictures
     decision = further.get("decision")
-    fault = known_sampling_fault(evidence.hardware)
-    yield Section("deploy", "What to deploy", _deployment(decision, evidence.serve_script))
-    yield Section("comparison", "Measured change of speed", _comparison(results))
-    yield Section("decision", "Every option, and what would reopen it", _decision(decision))
+    yield Section("deploy", "What to deploy", _deployment(decision, evidence))
+    yield Section("comparison", "Measured change of speed", _comparison(evidence))
+    yield Section("decision", "Every option", _decision(decision))
     yield Section("surface", "Where it pays", figures(SURFACE, plots, pictures))
     yield Section("acceptance", "What is accepted", figures(ACCEPTANCE, plots, pictures))
-    trained = training_blocks(plots.get("train", []), further.get("train"))
-    yield Section("training", "Training", trained)
     predicted = prediction_blocks(
         further.get("predicted"), plots.get("predicted", []), further.get("check")
     )
     yield Section("prediction", "Predicted before serving", predicted)
-    yield Section("check", "Predicted against measured", check_blocks(further.get("check")))
+    checked = check_blocks(further.get("check"), looks(results))
+    yield Section("check", "Predicted against measured", checked)
+    yield from _folded(evidence)
+
+
+def _folded(evidence: Evidence) -> Iterator[Section]:
+    """What stands behind all that, each section shown when asked for."""
+    results, further = evidence.results, evidence.further
     costs = cost_blocks(further.get("curves"), further.get("routing"))
-    yield Section("cost", "What a verification step costs", costs)
-    yield Section("loads", "Every load", _loads(results))
-    yield _of_markdown("greedy", fidelity_section(results))
-    yield _of_markdown("sampling", sampling_section(sampled(results), fault))
-    yield _of_markdown("heads", heads_section(results))
-    yield Section(
-        "provenance",
-        "Where the figures come from",
-        provenance_blocks(results, evidence.hardware, evidence.verifier),
-    )
-    yield _of_markdown("reading", READING)
+    trained = training_blocks(evidence.plots.get("train", []), further.get("train"))
+    machine = provenance_blocks(results, evidence.hardware, evidence.verifier)
+    words = blocks(reading(results, evidence.bench), "")
+    for section in (
+        Section("cost", "What a step costs", costs),
+        Section("loads", "Every load in figures", _loads(evidence)),
+        _of_markdown("greedy", fidelity_section(results)),
+        _of_markdown("sampling", sampling_section(sampled(results))),
+        Section("training", "Training", trained),
+        _of_markdown("heads", heads_section(results)),
+        Section("provenance", "Where the figures come from", machine),
+        Section("reading", "How to read the tables", words),
+    ):
+        yield replace(section, is_folded=True)
 
 
 def _of_markdown(anchor: str, lines: list[str]) -> Section:
@@ -91,8 +109,10 @@ def _of_markdown(anchor: str, lines: list[str]) -> Section:
     return Section(anchor, title, blocks(lines[1:], title))
 
 
-def _deployment(decision: dict[str, Any] | None, serve_script: str | None) -> list[Block]:
+def _deployment(decision: dict[str, Any] | None, evidence: Evidence) -> list[Block]:
     found: list[Block] = []
+    if is_test(evidence.results) and evidence.serve_script:
+        found.append(Paragraph(inline("**Nothing yet: this was a test configuration.**")))
     if decision:
         adopted = [option for option in decision["options"] if option["status"] == ADOPT]
         for option in adopted:
@@ -101,33 +121,41 @@ def _deployment(decision: dict[str, Any] | None, serve_script: str | None) -> li
         if not adopted:
             text = "The verifier without speculation: of the options below none is adopted."
             found.append(Paragraph(inline(text)))
-    if serve_script:
+    if evidence.serve_script:
         found.append(Paragraph(inline("`sh reports/serve.sh` serves it.")))
-        found.append(Folded("reports/serve.sh", [Code(serve_script, "reports/serve.sh")]))
+        code = Code(evidence.serve_script, "reports/serve.sh")
+        found.append(Folded("reports/serve.sh", [code]))
     return found
 
 
-def _comparison(results: Results) -> list[Block]:
-    lines = [*OVERVIEW, "", *overview_table(shown_rows(results)), ""]
+def _comparison(evidence: Evidence) -> list[Block]:
+    rows, fault = shown_rows(evidence.results), known_sampling_fault(evidence.hardware)
+    lines = [*overview(rows), "", *overview_table(rows), ""]
     found = blocks(lines, "Change of speed by method, K and load, all prompt types")
-    remarks = notes(results)
+    found += [Paragraph(inline(note)) for note in footnotes(evidence.results, fault)]
+    remarks = notes(evidence.results)
     if remarks:
         found += [Heading("What must be known of it"), *blocks(remarks, "")]
     return found
 
 
 def _decision(decision: dict[str, Any] | None) -> list[Block]:
-    """reports/decision.md without its verdict, which the page begins with."""
+    """reports/decision.md without what the page begins with."""
     if decision is None:
         return []
-    lines = decision_text(decision).splitlines()
-    first = next(number for number, line in enumerate(lines) if line.startswith("## "))
-    return blocks(lines[first:], "")
-
-
-def _loads(results: Results) -> list[Block]:
     found: list[Block] = []
-    for heading, tables in tables_by_load(shown_rows(results), results):
+    if decision["options"]:
+        found += blocks(options_table(decision), "Every option")
+        found.append(Folded("Evidence for every option", blocks(evidence_lines(decision), "")))
+    title = changes_title(decision)
+    found.append(Folded(title, blocks(change_lines(decision), "")))
+    return [*found, Folded("Rules", blocks(RULES, ""))]
+
+
+def _loads(evidence: Evidence) -> list[Block]:
+    found: list[Block] = []
+    results = evidence.results
+    for heading, tables in tables_by_load(shown_rows(results), results, evidence.bench):
         found.append(Heading(heading))
         for subject, lines in tables.items():
             shown = blocks(lines, f"{heading}: {subject}")

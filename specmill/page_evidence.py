@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from specmill.files import read_json
+from specmill.params_bench import Bench
 from specmill.pictures import PICTURES
 from specmill.rows import Results, Row
 
@@ -30,10 +31,16 @@ class Evidence:
     """reports/NAME.json by name, those of _FURTHER that are there."""
     serve_script: str | None
     """reports/serve.sh; None where there is none."""
+    bench: Bench
+    """Section of params.yaml."""
 
 
 def gather(
-    reports: Path, results: Results, hardware: dict[str, Any], verifier: dict[str, Any]
+    reports: Path,
+    results: Results,
+    hardware: dict[str, Any],
+    verifier: dict[str, Any],
+    bench: Bench,
 ) -> Evidence:
     """Read what other stages and the report left in `reports`; a stage that is not there left none.
 
@@ -49,6 +56,7 @@ def gather(
         {name: (reports / f"{name}.svg").read_text() for name in PICTURES},
         _read(reports, _FURTHER),
         script.read_text() if script.is_file() else None,
+        bench,
     )
 
 

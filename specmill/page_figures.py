@@ -39,19 +39,21 @@ SURFACE = {
     "speedup_by_load": _Picture(
         "Speed-up against load, a line per method",
         "Above 1 speculation pays. Bars are 95% intervals; where one meets 1, no difference is "
-        "shown. All prompt types, the headline K.",
+        "shown. Grey: as far as `none` may lie from itself. All prompt types, K of `spec.tokens`.",
         "speedup",
         [*_METHOD, _LOAD, *_SPEED],
     ),
     "speedup_by_k": _Picture(
         "Map of the change of speed by K and load, a panel per method",
-        "Which K at which load: blue is faster, red slower. All prompt types.",
+        "Which K at which load: blue is faster, red slower, without a colour no difference is "
+        "shown. All prompt types.",
         "speedup",
         [*_METHOD, _LOAD, *_SPEED],
     ),
     "speedup": _Picture(
         "Speed-up by prompt type and method, a panel per load",
-        "For which prompts it pays, at the headline K.",
+        "For which prompts it pays, with K of `spec.tokens`. The colour is the method's, the "
+        "marker says what is shown.",
         "speedup",
         [_CATEGORY, *_METHOD, _LOAD, *_SPEED],
     ),
@@ -62,15 +64,16 @@ ACCEPTANCE = {
     "acceptance": _Picture(
         "Accepted share of drafts by position, a line per method, a panel per load",
         "Share of all drafts that were accepted up to a position (from 0). Acceptance length is "
-        "1 + the sum over positions.",
+        "1 + the sum over positions. Loads with the same shares have one picture.",
         "acceptance_rate",
         [*_METHOD, _LOAD, *_ACCEPTED],
     ),
     "acceptance_by_category": _Picture(
         "Map of the accepted share by prompt type and position, a panel per method",
-        "The same by prompt type, at the lowest load of each method.",
+        "The same by prompt type, at the lowest load of each method; before each line how many "
+        "drafts its shares are of.",
         "acceptance_rate",
-        [_CATEGORY, *_METHOD, *_ACCEPTED],
+        [_CATEGORY, *_METHOD, ("drafts", of("num_drafts")), *_ACCEPTED],
     ),
 }
 """What is accepted, by position and by prompt type."""
@@ -89,11 +92,18 @@ def figures(
     found: list[Block] = []
     for name, picture in shown.items():
         rows = measured(picture.drawn, plots[name])
-        if rows:
+        if rows and not (name == "speedup_by_k" and _has_one_k(rows)):
             svg = inline_svg(pictures[name], name, picture.title)
             rows_table = table(rows, picture.title, picture.columns)
             found.append(Figure(svg, inline(picture.caption), rows_table))
     return found
+
+
+def _has_one_k(rows: list[Row]) -> bool:
+    """Whether every method has one K: what a map shows is in the picture by load too."""
+    return len({(row["method"], row["num_speculative_tokens"]) for row in rows}) == len(
+        {row["method"] for row in rows}
+    )
 
 
 def training_blocks(rows: list[Row], train: dict[str, Any] | None) -> list[Block]:

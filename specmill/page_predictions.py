@@ -1,6 +1,7 @@
 """Sections of the page with what was known before serving, and how well it was known."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from specmill.blocks import (
@@ -18,9 +19,11 @@ from specmill.blocks import (
     table,
 )
 from specmill.canvas import Target, measured
+from specmill.curve_kinds import TOKENS
 from specmill.heat_maps import plot_speedup_by_k
 from specmill.inline_svg import drawn
 from specmill.page_pictures import plot_check, plot_experts, plot_step_ratio
+from specmill.palette import Look
 from specmill.prediction_section import prediction_section
 from specmill.rows import Row
 from specmill.samples import ALL
@@ -46,9 +49,17 @@ def prediction_blocks(
     if not predicted:
         return []
     found: list[Block] = [Paragraph(inline(_how_predicted(check)))]
-    if predicted["best"]:
-        columns: list[Column] = [*_PLACE, ("predicted change (95% interval)", change)]
+    if any(row["k"] for row in predicted["best"]):
+        columns: list[Column] = [
+            ("method", of("method")),
+            ("K", lambda row: row["k"] or "no draft"),
+            ("in flight", of("concurrency")),
+            ("predicted change (95% interval)", lambda row: change(row) if row["k"] else "-"),
+        ]
         found.append(table(predicted["best"], "The K predicted to be best", columns))
+    elif predicted["best"]:
+        text = "No K of any method is predicted to be faster than none at any load."
+        found.append(Paragraph(inline(text)))
     drawable = [row | {"context": 0} for row in measured("speedup", rows)]
     if drawable:
         title = "Map of the predicted change of speed by K and requests in flight"
@@ -57,13 +68,17 @@ def prediction_blocks(
             *_PLACE,
             ("predicted change (95% interval)", change),
             ("tokens per step", number("tokens_per_step", ".2f")),
-            ("needed to break even", number("break_even_tokens_per_step", ".2f")),
+            ("to break even", number("break_even_tokens_per_step", ".2f")),
             ("step time, times as long", number("step_ratio", ".2f")),
         ]
         found.append(
             Figure(
                 drawn(_plot_predicted, drawable, "predicted", title),
-                inline("Before anything was served. All prompt types."),
+                inline(
+                    "Before anything was served. All prompt types. To break even takes more tokens "
+                    "per step than a step takes times as long: the first token comes later with "
+                    "speculation, whose drafter reads the prompt too."
+                ),
                 table(overall, title, columns),
             )
         )
@@ -77,7 +92,7 @@ def prediction_blocks(
         found.append(Folded(title, [table(predicted["better_head"], title, columns)]))
     if predicted["without"]:
         reasons = [f"{name}: {reason}" for name, reason in predicted["without"].items()]
-        found += [Heading("Not predicted"), Bullets([inline(reason) for reason in reasons])]
+        found.append(Folded("Not predicted", [Bullets([inline(reason) for reason in reasons])]))
     return found
 
 
@@ -94,18 +109,22 @@ def _how_predicted(check: dict[str, Any] | None) -> str:
     error = (check or {}).get("median_absolute_error")
     if error is None:
         return f"{how} It was not held against a measurement."
-    return f"{how} Measured afterwards, half of the cells lay within **{error:.1%}** of it (below)."
+    return (
+        f"{how} Measured afterwards, half of the measurements lay within **{error:.1%}** of it "
+        "(below)."
+    )
 
 
-def check_blocks(check: dict[str, Any] | None) -> list[Block]:
+def check_blocks(check: dict[str, Any] | None, looks: dict[str, Look]) -> list[Block]:
     """Predicted speed-up beside the measured one, replayed acceptance beside the served.
 
     Args:
         check: reports/check.json, or None.
+        looks: Of all methods of the report.
     """
     found: list[Block] = []
     if check and check["speed"]:
-        title = "Predicted and measured speed-up of every cell"
+        title = "Predicted and measured speed-up by method, K, load and prompt type"
         columns: list[Column] = [
             *_PLACE,
             ("prompt type", of("category")),
@@ -115,10 +134,10 @@ def check_blocks(check: dict[str, Any] | None) -> list[Block]:
         ]
         found.append(
             Figure(
-                drawn(plot_check, check["speed"], "check", title),
+                drawn(partial(plot_check, looks=looks), check["speed"], "check", title),
                 inline(
-                    "On the line both are equal. Large: all prompt types; small: one. Hollow: the "
-                    "curves have that K and load; full: they do not, it was interpolated."
+                    "On the line both are equal. Large: all prompt types; small: one. Hollow: step "
+                    "times were measured at that K and load; full: interpolated between others."
                 ),
                 table(check["speed"], title, columns),
             )
@@ -144,21 +163,25 @@ def cost_blocks(curves: dict[str, Any] | None, routing: dict[str, Any] | None) -
     found: list[Block] = []
     if curves:
         title = "Step time by kind of draft, K and requests in flight"
+        points = [point | {"kind": _kind(point["kind"], curves)} for point in curves["points"]]
         columns: list[Column] = [
             ("kind of draft", of("kind")),
             ("K", of("k")),
             ("in flight", of("batch")),
-            ("step, ms (least to greatest wave)", _step),
+            ("step, ms (least to greatest)", _step),
+            ("none beside it, ms", lambda row: f"{row['step_ms'] / row['ratio']:.1f}"),
             ("times as long", number("ratio", ".2f")),
         ]
         found.append(
             Figure(
-                drawn(plot_step_ratio, curves["points"], "step-ratio", title),
+                drawn(plot_step_ratio, points, "step-ratio", title),
                 inline(
                     "A step must bring as many tokens as it takes times as long, or speculation "
-                    "costs. Bars: the least and the greatest wave."
+                    "costs. It is held against `none` as that ran beside it, at the same time. "
+                    "Bars: the least and the greatest of several measurements; of one there is "
+                    "none. K=0: an engine that speculates and finds nothing to draft."
                 ),
-                table(curves["points"], title, columns),
+                table(points, title, columns),
             )
         )
     if routing and "windows" in routing:
@@ -166,7 +189,16 @@ def cost_blocks(curves: dict[str, Any] | None, routing: dict[str, Any] | None) -
     return found
 
 
+def _kind(kind: str, curves: dict[str, Any]) -> str:
+    """What drafts, in words: rows that look their drafts up share a kind."""
+    if kind != TOKENS:
+        return kind
+    return f"looked up ({', '.join(row for row, one in curves['kinds'].items() if one == kind)})"
+
+
 def _step(row: Row) -> str:
+    if row["num_waves"] == 1:
+        return f"{row['step_ms']:.1f}"
     return f"{row['step_ms']:.1f} ({row['step_ms_low']:.1f} to {row['step_ms_high']:.1f})"
 
 

@@ -7,33 +7,41 @@ verdicts in marker or hatching, and cells have their figure written in them.
 from collections.abc import Callable
 from typing import Any
 
-from specmill.canvas import Target, canvas, context_note, grouped, legend, measured, panels
+from specmill.canvas import (
+    CHARACTER,
+    Target,
+    canvas,
+    context_note,
+    grouped,
+    legend,
+    legend_columns,
+    measured,
+    panels,
+)
 from specmill.heat_maps import plot_acceptance_by_category, plot_speedup_by_k
 from specmill.intervals import FASTER, SLOWER, UNDECIDED
+from specmill.palette import NONE, Look, plain
 from specmill.rows import Row
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#888888")
-"""Okabe and Ito's, without the yellow, which is faint on white, and with a grey."""
+Looks = dict[str, Look]
+"""Of all methods of a report (specmill.palette)."""
 
-MARKERS = "osD^vPX*"
-_DASHES = ("-", "--", ":")
-
-_VERDICTS: dict[str | None, dict[str, Any]] = {
-    FASTER: {"label": FASTER, "color": "#0072B2", "marker": ">"},
-    SLOWER: {"label": SLOWER, "color": "#D55E00", "marker": "<"},
-    UNDECIDED: {"label": UNDECIDED, "color": "#777777", "marker": "o", "mfc": "white"},
-    None: {"label": "no interval", "color": "black", "marker": "x"},
+_VERDICTS: dict[str | None, Look] = {
+    FASTER: {"label": FASTER, "marker": ">"},
+    SLOWER: {"label": SLOWER, "marker": "<"},
+    UNDECIDED: {"label": UNDECIDED, "marker": "o", "mfc": "white"},
+    None: {"label": "no interval", "marker": "x"},
 }
 
 
-def plot_acceptance(rows: list[Row], target: Target) -> None:
-    """Draw `acceptance_rows`: a line per method, a panel per load."""
+def plot_acceptance(rows: list[Row], target: Target, looks: Looks) -> None:
+    """Draw `acceptance_rows`: a line per method, a panel per load; of equal panels one."""
     shown = measured("acceptance_rate", rows)
-    styles, loads = _styles(shown), grouped("load", shown)
+    styles, loads = _styles(shown, looks), _unlike(shown)
     columns = min(3, max(1, len(loads)))
-    height = max(2.6 * -(-len(loads) // columns), 0.17 * len(styles))
+    size = (1.2 + 2.9 * columns, 1.3 + 2.6 * -(-len(loads) // columns) + 0.12 * len(styles))
     title = "Acceptance by position" + context_note(rows)
-    with canvas(target, (2.4 + 2.7 * columns, 1.0 + height), title) as figure:
+    with canvas(target, size, title) as figure:
         all_axes = panels(figure, len(loads), columns, sharex=True, sharey=True)
         for axes, (load, of_load) in zip(all_axes, loads.items(), strict=True):
             for method, points in grouped("method", of_load).items():
@@ -45,25 +53,41 @@ def plot_acceptance(rows: list[Row], target: Target) -> None:
             axes.label_outer(remove_inner_ticks=False)
             axes.set_xticks(range(1 + max(row["position"] for row in shown)))
             axes.grid(alpha=0.3, axis="y")
-        legend(figure, all_axes, loc="outside right upper")
+        legend(figure, all_axes, loc="outside lower center")
 
 
-def plot_speedup(rows: list[Row], target: Target) -> None:
-    """Draw `speedup_rows`: a line per prompt type and method, a panel per load."""
+def _unlike(rows: list[Row]) -> dict[str, list[Row]]:
+    """Rows by load; loads with the same rates to a hundredth are one, called by all of them."""
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    loads = grouped("load", rows)
+    for load, points in loads.items():
+        what = [(one["method"], one["position"], round(one["acceptance_rate"], 2))
+                for one in points]  # fmt: skip
+        alike.setdefault(tuple(what), []).append(load)
+    return {"; ".join(names): loads[names[0]] for names in alike.values()}
+
+
+def plot_speedup(rows: list[Row], target: Target, looks: Looks) -> None:
+    """Draw `speedup_rows`: a line per prompt type and method, a panel per load.
+
+    The colour is the method's, the marker the verdict's.
+    """
     shown = measured("speedup", rows)
     loads = grouped("load", shown)
     lines: list[tuple[str, str | None]] = []
     for category, of_category in grouped("category", shown).items():
         lines += [(category, None), *((category, m) for m in grouped("method", of_category))]
     title = "Speed-up by prompt type, with 95% intervals" + context_note(rows)
-    size = (1.8 + 2.1 * max(1, len(loads)), 1.6 + 0.15 * len(lines))
+    longest = max((len(method or kind) for kind, method in lines), default=0)
+    size = (0.8 + CHARACTER * longest + 2.1 * max(1, len(loads)), 1.6 + 0.15 * len(lines))
     with canvas(target, size, title) as figure:
         all_axes = panels(figure, len(loads), max(1, len(loads)), sharex=True, sharey=True)
         for axes, (load, of_load) in zip(all_axes, loads.items(), strict=True):
-            for verdict, points in grouped("verdict", of_load).items():
+            for (verdict, name), points in _by_verdict(of_load).items():
                 y = [lines.index((row["category"], row["method"])) for row in points]
                 x = [row["speedup"] for row in points]
-                axes.errorbar(x, y, xerr=_arms(points), linestyle="", **_VERDICTS[verdict])
+                style = {"linestyle": "", "color": looks[plain(name)]["color"]}
+                axes.errorbar(x, y, xerr=_arms(points), **style, **_VERDICTS[verdict])
             axes.axvline(1.0, color="black", linewidth=0.8)
             axes.set(title=load, xlabel="speed-up", ylim=(len(lines) - 0.4, -0.8))
             for line, (_, method) in enumerate(lines):
@@ -75,25 +99,48 @@ def plot_speedup(rows: list[Row], target: Target) -> None:
             axes.set_yticks(range(len(lines)), [method or kind for kind, method in lines])
             for label, (_, method) in zip(axes.get_yticklabels(), lines, strict=True):
                 label.set_fontweight("normal" if method else "bold")
-        legend(figure, all_axes, loc="outside lower center", ncols=4)
+        _verdict_legend(figure, all_axes, shown)
 
 
-def plot_speedup_by_load(rows: list[Row], target: Target) -> None:
+def _by_verdict(rows: list[Row]) -> dict[tuple[str | None, str], list[Row]]:
+    found: dict[tuple[str | None, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["verdict"], row["method"]), []).append(row)
+    return found
+
+
+def _verdict_legend(figure: Any, all_axes: list[Any], rows: list[Row]) -> None:
+    """Markers of the verdicts that there are, in no method's colour."""
+    from matplotlib.lines import Line2D
+
+    used = grouped("verdict", rows)
+    handles = [
+        Line2D([], [], linestyle="", color="black", **style)
+        for verdict, style in _VERDICTS.items()
+        if verdict in used
+    ]
+    if all_axes:
+        figure.legend(handles=handles, frameon=False, loc="outside lower center", ncols=2)
+
+
+def plot_speedup_by_load(rows: list[Row], target: Target, looks: Looks) -> None:
     """Draw `speedup_by_load_rows`: a line per method, the panels one under another.
 
     Loads are evenly spaced, and at each the methods lie side by side. A legend has the order in
-    which its lines end.
+    which its lines end. Grey is as far as `none` may lie from itself.
     """
     shown = measured("speedup", rows)
-    styles, all_panels = _styles(shown), grouped("panel", shown)
-    height = max(2.6, 0.6 + 0.19 * len(styles)) * max(1, len(all_panels))
+    styles, all_panels = _styles(shown, looks), grouped("panel", shown)
+    height = (2.8 + 0.1 * len(styles)) * max(1, len(all_panels))
     title = "Speed-up against load, with 95% intervals" + context_note(rows)
-    with canvas(target, (5.0 + 0.3 * len(styles), 0.6 + height), title) as figure:
+    with canvas(target, (4.0 + 0.15 * len(styles), 0.6 + height), title) as figure:
         all_axes = panels(figure, len(all_panels), 1, sharey=True)
         for axes, (panel, of_panel) in zip(all_axes, all_panels.items(), strict=True):
             loads = sorted(grouped("requests", of_panel))
             ends = []
             for method, points in grouped("method", of_panel).items():
+                if plain(method) == NONE:
+                    _draw_band(axes, loads, points)
                 dodge, style = styles[method]
                 at = [loads.index(row["requests"]) for row in points]
                 y = [row["speedup"] for row in points]
@@ -109,33 +156,39 @@ def plot_speedup_by_load(rows: list[Row], target: Target) -> None:
             axes.grid(alpha=0.3, axis="y")
             ends.sort(key=lambda end: end[0], reverse=True)
             handles = [drawn for _, drawn in ends]
-            axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+            columns = legend_columns(figure, [one.get_label() for one in handles])
+            axes.legend(handles=handles, loc="upper center", ncols=columns, frameon=False,
+                        bbox_to_anchor=(0.5, -0.2))  # fmt: skip
 
 
-PICTURES: dict[str, Callable[[list[Row], Target], None]] = {
+def _draw_band(axes: Any, loads: list[float], points: list[Row]) -> None:
+    """Grey as wide as a load and as high as its interval."""
+    for row in points:
+        if row["speedup_low"] is not None:
+            middle = loads.index(row["requests"])
+            span = [middle - 0.5, middle + 0.5]
+            low, high = row["speedup_low"], row["speedup_high"]
+            axes.fill_between(span, low, high, color="#888888", alpha=0.18, linewidth=0, zorder=0)
+
+
+PICTURES: dict[str, Callable[[list[Row], Target, Looks], None]] = {
     "acceptance": plot_acceptance,
-    "acceptance_by_category": plot_acceptance_by_category,
+    "acceptance_by_category": lambda rows, target, _: plot_acceptance_by_category(rows, target),
     "speedup": plot_speedup,
     "speedup_by_load": plot_speedup_by_load,
-    "speedup_by_k": plot_speedup_by_k,
+    "speedup_by_k": lambda rows, target, _: plot_speedup_by_k(rows, target),
 }
 """What draws each of `surface.plot_rows`."""
 
 
-def _styles(rows: list[Row]) -> dict[str, tuple[float, dict[str, Any]]]:
-    """How far each method stands aside, of a distance of 1, and its colour, marker and line."""
+def _styles(rows: list[Row], looks: Looks) -> dict[str, tuple[float, Look]]:
+    """How far each method stands aside, of a distance of 1, and how its line looks."""
     methods = grouped("method", rows)
     styles = {}
     for index, (method, points) in enumerate(methods.items()):
-        cycle, step = divmod(index, len(COLOURS))
-        style = {
-            "label": f"{method}, K={points[0]['num_speculative_tokens']}",
-            "color": COLOURS[step],
-            "marker": MARKERS[step],
-            "linestyle": _DASHES[cycle % len(_DASHES)],
-        }
+        label = f"{method}, K={points[0]['num_speculative_tokens']}"
         dodge = min(0.8, 0.06 * len(methods)) * ((index + 0.5) / len(methods) - 0.5)
-        styles[method] = dodge, style | ({"mfc": "white"} if cycle % 2 else {})
+        styles[method] = dodge, {"label": label} | looks[plain(method)]
     return styles
 
 

@@ -28,7 +28,7 @@ def _speed(check: dict[str, Any]) -> list[str]:
     return [
         "Speed-ups as they were predicted before anything was served with the method (acceptance "
         "by replay, step times by the stage `curves`). Median absolute error: "
-        f"{check['median_absolute_error']:.1%} over {check['num_cells']} cells{new}.",
+        f"{check['median_absolute_error']:.1%} over {check['num_cells']} of them{new}.",
         "",
         "| method | K | in flight | predicted (95% interval) | measured (95% interval) | error |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",

@@ -1,13 +1,16 @@
 """The comparison as Markdown and as metrics: pure functions of what the benches wrote."""
 
+from collections import Counter
 from itertools import chain
 from typing import Any
 
 from specmill.causes import heads_section
 from specmill.engine_faults import known_sampling_fault
-from specmill.fidelity import fidelity_section, marked
+from specmill.fidelity import fidelity_section, footnotes, marked
 from specmill.notes import engine_table, notes
+from specmill.params_bench import Bench
 from specmill.prediction_section import prediction_section
+from specmill.reading import overview, reading
 from specmill.rows import Results, headline_rows, load_label, load_name, load_order, load_sentence
 from specmill.samples import ALL
 from specmill.sampling_section import Sampling, sampling_section
@@ -56,14 +59,20 @@ def sampled(results: Results) -> Sampling:
 
 def setting(hardware: dict[str, Any], verifier: dict[str, Any]) -> str:
     """What was measured and on what, in a line."""
-    machine = ", ".join(gpu["name"] for gpu in hardware["gpus"]) or (
+    gpus = Counter(gpu["name"] for gpu in hardware["gpus"])
+    machine = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in gpus.items()) or (
         f"{hardware['cpu_model']}, {hardware['num_usable_cores']} cores"
     )
     return f"{verifier['name']} on {machine}, vLLM {hardware['versions']['vllm']}; greedy."
 
 
 def comparison(
-    results: Results, check: dict[str, Any], hardware: dict[str, Any], verifier: dict[str, Any]
+    results: Results,
+    check: dict[str, Any],
+    hardware: dict[str, Any],
+    verifier: dict[str, Any],
+    bench: Bench,
+    limits: list[str],
 ) -> str:
     """The comparison as Markdown: the answer on top, a block per load, what stands behind it.
 
@@ -72,58 +81,45 @@ def comparison(
         check: reports/check.json.
         hardware: reports/hardware.json.
         verifier: identity.json.
+        bench: Section of params.yaml: within which times a request counts as good.
+        limits: What the run can decide, list items (specmill.decision_text).
     """
-    rows = shown_rows(results)
+    rows, fault = shown_rows(results), known_sampling_fault(hardware)
     lines = [
         "# Does speculation pay?",
         "",
         setting(hardware, verifier),
         "",
-        *OVERVIEW,
+        "What this run can decide:",
+        "",
+        *limits,
+        "",
+        *overview(rows),
         "",
         *overview_table(rows),
         "",
+        *chain.from_iterable((note, "") for note in footnotes(results, fault)),
         *notes(results),
-        *READING,
+        "## How to read the tables",
+        "",
+        *reading(results, bench),
         "",
         *chain.from_iterable(
             [f"## {heading}", "", *chain.from_iterable(tables.values())]
-            for heading, tables in tables_by_load(rows, results)
+            for heading, tables in tables_by_load(rows, results, bench)
         ),
         *prediction_section(check),
         *fidelity_section(results),
-        *sampling_section(sampled(results), known_sampling_fault(hardware)),
+        *sampling_section(sampled(results)),
         *heads_section(results),
         *engine_table(results),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-OVERVIEW = """\
-Change of speed against the same server without speculation, over all prompt types. **Bold**: faster
-or slower, its 95% interval lies on that side. In brackets: no difference shown. Plain: no interval.
-`8 in flight +512` is 8 requests in flight, each prompt with 512 tokens of context before it, and
-`2.5/s` a rate at which they arrive. `none` is compared with itself.""".splitlines()
-
-READING = """\
-## How to read the tables
-
-- The *baseline* of a row was served in the same stage, with the same flags, and answered the same
-  prompts: with both servers up, cell by cell (`bench.reference: beside`), or in turns (`bracket`),
-  when the interval is widened by what baselines drifted from round to round.
-- *Change* is the median over pairs: one set of prompts, answered by both, as a ratio of output
-  tokens per second; so it is not the ratio of the two columns before it, which are totals. Its
-  interval is a bootstrap over pairs. Of 20 intervals of equal servers about one misses +0%.
-- Where requests arrive at a rate, that rate decides how many tokens a second there are. There the
-  ratio of a pair is of how long its answers took, waiting included, per token.
-- *Acceptance length* is tokens per verification step with a draft, bonus token included; *drafted
-  steps* is the share of steps that had one; *tokens/step* is over all steps.
-- Times are the median / 90th / 99th percentile, of requests or of the time between two chunks; the
-  99th of a hundred requests or fewer is about their slowest. *Per token* is after the first one.
-  *Goodput* counts the requests within `bench.max_ttft_ms` and `bench.max_itl_ms`.""".splitlines()
-
-
-def tables_by_load(rows: Named, results: Results) -> list[tuple[str, dict[str, list[str]]]]:
+def tables_by_load(
+    rows: Named, results: Results, bench: Bench
+) -> list[tuple[str, dict[str, list[str]]]]:
     """Of each load its heading, and the Markdown of its tables by what they are about."""
     found = []
     loads = {load_label(row): row for _, row in rows}
@@ -131,7 +127,7 @@ def tables_by_load(rows: Named, results: Results) -> list[tuple[str, dict[str, l
         of_load = [(method, row) for method, row in rows if load_label(row) == load]
         tables = {
             "speed": [*speed_table(of_load), *_drift_lines(served(results), load)],
-            "times": latency_table(of_load),
+            "times": latency_table(of_load, bench),
             "speed by prompt type": prompt_type_table(of_load),
         }
         found.append((load_sentence(place), tables))

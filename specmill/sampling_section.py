@@ -8,12 +8,11 @@ from typing import Any
 Sampling = dict[str, dict[str, Any]]
 
 
-def sampling_section(sampling: Sampling, known_fault: str | None) -> list[str]:
+def sampling_section(sampling: Sampling) -> list[str]:
     """Markdown: a table of what was tested, then a line per row that failed or was not tested.
 
     Args:
         sampling: Results by row.
-        known_fault: What is known to be wrong with this engine's sampling, a clause; or None.
     """
     if not sampling:
         return []
@@ -34,25 +33,29 @@ def sampling_section(sampling: Sampling, known_fault: str | None) -> list[str]:
             continue
         length = result["acceptance_length"]
         lines.append(
-            f"| {name} | {'yes' if result['lossless'] else '**no**'} | {result['p_value']:.2g} | "
+            f"| {name} | {'yes' if result['lossless'] else '**no**'} | {_p(result)} | "
             f"{result['num_samples']} | {'-' if length is None else f'{length:.2f}'} |"
         )
-    reasons = [
-        f"- {line}"
-        for name, result in sampling.items()
-        if (line := _reason(name, result, known_fault))
-    ]
+    reasons = [*_wrong(sampling), *_not_tested(sampling)]
     return [*lines, "", *reasons, *([""] if reasons else [])]
 
 
-def _reason(name: str, result: dict[str, Any], known_fault: str | None) -> str | None:
-    if result["lossless"] is None:
-        return f"{name}: sampling was not tested: {result['not_checked']}"
-    if result["lossless"]:
-        return None
-    return (
-        f"**{name} is not lossless when sampled**: at temperature {result['temperature']:g} its "
-        f"samples have another distribution than the verifier's (p = {result['p_value']:.1g} over "
-        f"{result['num_tests']} tests of {result['num_samples']} samples); greedy answers are "
-        f"another matter. {'Known: ' + known_fault if known_fault else 'No cause is known.'}"
-    )
+_LEAST = 1e-300
+"""Smaller ones are lost to floating point, some as 0."""
+
+
+def _p(result: dict[str, Any]) -> str:
+    return f"< {_LEAST:.0e}" if result["p_value"] < _LEAST else f"{result['p_value']:.2g}"
+
+
+def _wrong(sampling: Sampling) -> list[str]:
+    wrong = [name for name, result in sampling.items() if result["lossless"] is False]
+    return [f"- **Not lossless when sampled** (†, above): {', '.join(wrong)}."] if wrong else []
+
+
+def _not_tested(sampling: Sampling) -> list[str]:
+    return [
+        f"- {name}: sampling was not tested: {result['not_checked']}"
+        for name, result in sampling.items()
+        if result["lossless"] is None
+    ]

@@ -5,7 +5,7 @@ what it costs there, the price of having a draft model at hand, may be had for a
 elsewhere. Beside that stands how it does against the best fixed K.
 """
 
-from specmill.evidence import change, flaws, measured, predicted, prompt_types
+from specmill.evidence import against, flaws, measured, predicted, prompt_types, speeds
 from specmill.gates import loads
 from specmill.grounds import Grounds
 from specmill.intervals import FASTER, SLOWER
@@ -19,11 +19,13 @@ from specmill.options import (
     Option,
     judge,
     mean_gain,
+    rests_on,
     unless_flawed,
 )
 from specmill.params_scheduled import scheduled_name
 from specmill.rows import Row, load_sentence
 from specmill.schedule import Ranges, describe, k_at, most_drafted
+from specmill.tables import change
 
 
 def schedule_option(grounds: Grounds, name: str) -> Option:
@@ -40,17 +42,27 @@ def schedule_option(grounds: Grounds, name: str) -> Option:
             return _measured(grounds, name, ranges)
         gate = f"what it lacked is there: `dvc repro -f -s bench_scheduled@{name}` asks again"
         evidence = [f"Not served: {result['not_served']}."]
-        return _option(name, RULED_OUT, evidence, gate, MEASURED)
+        return _option(name, RULED_OUT, evidence, gate, MEASURED, ["not served"])
     planned = (grounds.schedules or {}).get(name)
     if planned is None or planned["ranges"] is None:
         why = planned["reason"] if planned else "there is no reports/schedule.json"
         gate = "its speed-ups are predicted, of which a schedule is made"
-        return _option(name, PENDING, [f"There is no schedule: {why}."], gate, PREDICTED)
+        lacks = ["not measured", *flaws(grounds, name)]
+        return _option(name, PENDING, [f"There is no schedule: {why}."], gate, PREDICTED, lacks)
     return _planned(grounds, name, planned["ranges"])
 
 
-def _option(name: str, status: str, evidence: list[str], gate: str | None, by: str) -> Option:
-    return Option(_label(name), scheduled_name(name), None, status, evidence, gate, by)
+def _option(
+    name: str,
+    status: str,
+    evidence: list[str],
+    gate: str | None,
+    by: str,
+    lacks: list[str],
+    speeds: dict[str, str] | None = None,
+) -> Option:
+    row = scheduled_name(name)
+    return Option(_label(name), row, None, status, evidence, gate, by, lacks, speeds or {})
 
 
 def _label(name: str) -> str:
@@ -59,18 +71,35 @@ def _label(name: str) -> str:
 
 def _planned(grounds: Grounds, name: str, ranges: Ranges) -> Option:
     if not most_drafted(ranges):
-        evidence = [f"No K is predicted to be faster at 1 to {ranges[-1][1]} requests in flight."]
-        return _option(name, RULED_OUT, evidence, "one of its K is predicted faster", PREDICTED)
-    chosen = [
-        row
+        evidence = [
+            f"No K is predicted to be faster at 1 to {ranges[-1][1]} requests in flight.",
+            *_basis(grounds, name),
+        ]
+        judgement = unless_flawed(grounds, name, (RULED_OUT, "one of its K is predicted faster"))
+        lacks = ["no K is predicted faster", *flaws(grounds, name)]
+        return _option(name, judgement[0], evidence, judgement[1], PREDICTED, lacks)
+    chosen = {
+        load: row
         for k in sorted({k for _, _, k in ranges if k})
         for load, row in grounds.foreseen(name, k).items()
         if k_at(ranges, load) == k
-    ]
-    evidence = [f"{describe(ranges)}; not measured.", *predicted(chosen), *flaws(grounds, name)]
+    }
+    evidence = [f"{describe(ranges)}; not measured.", *predicted([*chosen.values()])]
+    evidence += _basis(grounds, name)
     hoped = (PENDING, f"it is measured, and faster (`scheduled.{name}` in params.yaml)")
     status, gate = unless_flawed(grounds, name, hoped)
-    return _option(name, status, evidence, gate, PREDICTED)
+    lacks = ["not measured", *flaws(grounds, name)]
+    return _option(name, status, evidence, gate, PREDICTED, lacks, speeds([], chosen))
+
+
+def _basis(grounds: Grounds, name: str) -> list[str]:
+    """At which loads something was predicted."""
+    rows = grounds.predicted["rows"] if grounds.predicted else []
+    found = sorted({row["concurrency"] for row in rows if row["method"] == name})
+    if not found:
+        return []
+    loads = " and ".join(map(str, found))
+    return [f"Made of predictions for {loads} in flight; between them linear is assumed."]
 
 
 def _measured(grounds: Grounds, name: str, ranges: Ranges) -> Option:
@@ -84,9 +113,10 @@ def _measured(grounds: Grounds, name: str, ranges: Ranges) -> Option:
     if planned != ranges:
         other = describe(planned) if planned else "there is none"
         evidence.append(f"The schedule as predicted by now is another: {other}.")
-    evidence += [*prompt_types(grounds, row_name, k), *flaws(grounds, row_name)]
+    evidence += prompt_types(grounds, row_name, k)
     return Option(
-        _label(name), row_name, None, status, evidence, gate, MEASURED, mean_gain(rows), ranges,
+        _label(name), row_name, None, status, evidence, gate, rests_on(status, rows),
+        against(grounds, row_name, rows, {}), speeds(rows, {}), mean_gain(rows), ranges,
         greedy_only=(judgement[0], status) == (ADOPT, PENDING),
     )  # fmt: skip
 

@@ -35,8 +35,8 @@ VLLM_API_KEY set clients need that key."""
 
 
 _EAGER = """\
-These engines were uncompiled (bench.enforce_eager), for a test: measure compiled ones before this
-is deployed."""
+TEST CONFIGURATION, not for deployment: these engines were uncompiled (bench.enforce_eager).
+Measure compiled ones first."""
 
 
 def serve_script(

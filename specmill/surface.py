@@ -45,19 +45,19 @@ def acceptance_rows(results: Results) -> list[Row]:
 def acceptance_by_category_rows(results: Results) -> list[Row]:
     """Acceptance rate by prompt type and position, at the headline K and a method's lowest load.
 
-    The rates are unconditional; `all` is among the prompt types.
+    The rates are unconditional, of `num_drafts` drafts; `all` is among the prompt types.
     """
     rows = _headline(results)
     lowest: dict[str, Any] = {}
     for method, row in rows:
         lowest.setdefault(method, load_order(row))
     found = [
-        point | {"category": row["category"]}
+        point | {"category": row["category"], "num_drafts": row.get("num_drafts")}
         for method, row in rows
         if load_order(row) == lowest[method]
         for point in _by_position(method, row)
     ]
-    nothing = {"category": ALL, "position": 0, "acceptance_rate": None}
+    nothing = {"category": ALL, "num_drafts": None, "position": 0, "acceptance_rate": None}
     return found or [_first_place(results) | nothing]
 
 

@@ -6,7 +6,8 @@ that another tool measured was measured once, and few pairs have none.
 
 from itertools import chain
 
-from specmill.intervals import UNDECIDED
+from specmill.intervals import FASTER, SLOWER
+from specmill.params_bench import Bench
 from specmill.rows import Row, load_label, load_order
 from specmill.samples import ALL
 
@@ -17,8 +18,8 @@ Named = list[tuple[str, Row]]
 def overview_table(rows: Named) -> list[str]:
     """All prompt types together: a line per method and K, the change at every load.
 
-    Bold where the interval lies on one side of no change, in brackets where it does not, plain
-    where there is none. A row that is compared with nothing is left out.
+    Bold where the whole interval lies on one side of no change. A row that is compared with nothing
+    is left out.
     """
     rows = [
         (method, row)
@@ -43,8 +44,8 @@ def overview_table(rows: Named) -> list[str]:
 def speed_table(rows: Named) -> list[str]:
     """All prompt types together, of one load: a line per method and K, `none` among them."""
     lines = [
-        "| method | K | baseline tok/s | tok/s | change (95% interval) | pairs | verdict | "
-        "acceptance length | drafted steps | tokens/step |",
+        "| method | K | baseline tok/s | tok/s | change of a pair, median (95% interval) | pairs | "
+        "verdict | acceptance length | drafted steps | tokens/step |",
         "| --- | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: |",
     ]
     further = {"acceptance_length": ".2f", "draft_coverage": ".0%", "tokens_per_step": ".2f"}
@@ -53,17 +54,43 @@ def speed_table(rows: Named) -> list[str]:
             figures = [_speeds(row), change(row), str(row.get("num_pairs") or "-"), _verdict(row)]
             figures += [figure(row, name, form) for name, form in further.items()]
             lines.append(f"| {method} | {' | '.join(figures)} |")
-    return [*lines, ""]
+    return [*lines, "", *_other_totals(rows)]
+
+
+def _other_totals(rows: Named) -> list[str]:
+    """A line on rows whose totals changed the other way than their median pair."""
+    found = [
+        f"{method}, K={row['num_speculative_tokens']}: {change(row).split()[0]} and "
+        f"{percent(row['output_tokens_per_s'] / row['reference_tokens_per_s'])}"
+        for method, row in rows
+        if row["category"] == ALL
+        and row["rate"] is None
+        and None not in (row.get("speedup"), row.get("reference_tokens_per_s"))
+        and (row["speedup"] - 1) * (row["output_tokens_per_s"] - row["reference_tokens_per_s"]) < 0
+    ]
+    if not found:
+        return []
+    return [
+        f"Median pair and total tok/s disagree in sign: {'; '.join(found)}. Long answers weigh "
+        "more in a total; the median counts every pair once.",
+        "",
+    ]
 
 
 _TIMES = {"ttft": ".0f", "itl": ".1f", "chunk": ".1f", "e2e": ".0f"}
 
 
-def latency_table(rows: Named) -> list[str]:
-    """What a user waits for, milliseconds: median, 90th and 99th percentile."""
+def latency_table(rows: Named, bench: Bench) -> list[str]:
+    """What a user waits for, milliseconds: median, 90th and 99th percentile.
+
+    Args:
+        rows: Of one load.
+        bench: Within which times a request counts as good.
+    """
+    good = f"first token in {bench.max_ttft_ms:g} ms, others in {bench.max_itl_ms:g} each"
     lines = [
         "| method | K | requests | first token, ms | per token, ms | between chunks, ms | "
-        "whole answer, ms | goodput, req/s |",
+        f"whole answer, ms | good requests/s ({good}) |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for method, row in rows:
@@ -78,8 +105,8 @@ def latency_table(rows: Named) -> list[str]:
 def prompt_type_table(rows: Named) -> list[str]:
     """A line per method, prompt type and K; what differs in K only lies together."""
     lines = [
-        "| prompt type | method | K | baseline tok/s | tok/s | change (95% interval) | verdict | "
-        "acceptance length |",
+        "| prompt type | method | K | baseline tok/s | tok/s | change of a pair, median (95% "
+        "interval) | verdict | acceptance length |",
         "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: |",
     ]
     grouped: dict[tuple[str, str], list[str]] = {}
@@ -99,11 +126,15 @@ def is_served(row: Row) -> bool:
 
 
 def change(row: Row) -> str:
-    """The speed-up of a row as a signed percentage with its interval; a dash without one."""
+    """The speed-up of a row as a signed percentage with its interval: `+12% (+3% to +20%)`.
+
+    A dash without one. An interval without a width is that of something taken as known, or measured
+    once: there is none.
+    """
     if row.get("speedup") is None:
         return "-"
     middle = percent(row["speedup"])
-    if row["speedup_low"] is None:
+    if row["speedup_low"] is None or row["speedup_low"] == row["speedup_high"]:
         return middle
     return f"{middle} ({percent(row['speedup_low'])} to {percent(row['speedup_high'])})"
 
@@ -111,10 +142,12 @@ def change(row: Row) -> str:
 def _cell(row: Row) -> str:
     if not is_served(row):
         return "not served"
-    change = percent(row["speedup"])
-    if row["speedup_low"] is None:
-        return change
-    return f"({change})" if row["verdict"] == UNDECIDED else f"**{change}**"
+    return stressed(row)
+
+
+def stressed(row: Row) -> str:
+    """The change, bold where the whole interval lies on one side of none."""
+    return f"**{change(row)}**" if row["verdict"] in (FASTER, SLOWER) else change(row)
 
 
 def _speeds(row: Row) -> str:

@@ -24,13 +24,14 @@ Run      dvc repro report
 
 from specmill import paths
 from specmill.decision import decide
-from specmill.decision_text import decision_text
+from specmill.decision_text import decision_text, limit_lines
 from specmill.fidelity import marked
 from specmill.files import read_json, write_atomically, write_json
 from specmill.grounds import Grounds
 from specmill.hand_options import read_decisions
 from specmill.page import page
 from specmill.page_evidence import gather
+from specmill.palette import looks
 from specmill.params_scheduled import scheduled_name
 from specmill.pictures import PICTURES
 from specmill.report import comparison, summary_metrics
@@ -52,27 +53,21 @@ def main() -> None:
         for name in scheduled:  # the same proposer and sampler
             results[scheduled_name(name)]["sampling"] = results[name]["sampling"]
         hardware, verifier = read_json(paths.HARDWARE), read_json(paths.IDENTITY)
-        check = read_json(paths.REPORTS / "check.json")
-        table = comparison(results, check, hardware, verifier)
-        write_atomically(paths.REPORTS / "comparison.md", table.encode())
-        for name, points in plot_rows(marked(results, bold=False)).items():
-            write_json(paths.REPORTS / "plots" / f"{name}.json", points)
-            PICTURES[name](points, paths.REPORTS / f"{name}.svg")
+        check, bench = read_json(paths.REPORTS / "check.json"), stage.params.bench
         grounds = Grounds.read(paths.REPORTS, results, rows, hardware)
         record = decide(grounds, read_decisions(paths.DECISIONS), committed(paths.DECISION))
-        script = serve_script(
-            record,
-            rows,
-            verifier,
-            hardware,
-            stage.params.bench,
-            stage.params.parallel,
-            stage.params.runtime,
-        )
+        table = comparison(results, check, hardware, verifier, bench, limit_lines(record))
+        write_atomically(paths.REPORTS / "comparison.md", table.encode())
+        styles = looks(results)
+        for name, points in plot_rows(marked(results)).items():
+            write_json(paths.REPORTS / "plots" / f"{name}.json", points)
+            PICTURES[name](points, paths.REPORTS / f"{name}.svg", styles)
+        parallel, runtime = stage.params.parallel, stage.params.runtime
+        script = serve_script(record, rows, verifier, hardware, bench, parallel, runtime)
         write_atomically(paths.REPORTS / "decision.md", decision_text(record).encode())
         write_atomically(paths.REPORTS / "serve.sh", script.encode())
         stage.write_metrics(paths.DECISION, record)
-        evidence = gather(paths.REPORTS, results, hardware, verifier)
+        evidence = gather(paths.REPORTS, results, hardware, verifier, bench)
         write_atomically(paths.REPORTS / "index.html", page(evidence).encode())
         stage.write_metrics(paths.REPORTS / "summary.json", summary_metrics(results))
         sync_results(stage.params.runtime)

@@ -2,8 +2,14 @@
 
 from typing import Any
 
+from specmill.params_bench import Bench
 from tests.surfaces import place
 
+BENCH = Bench(
+    reference="beside", concurrency=[1, 8], rates=[], seconds=20.0, context=[0], requests=4,
+    rounds=2, precision=0.15, max_tokens=96, max_ttft_ms=1000.0, max_itl_ms=50.0,
+    enforce_eager=False,
+)  # fmt: skip
 PERCENTILES = (50, 90, 99)
 
 

@@ -5,9 +5,10 @@ from typing import Any
 
 from specmill.fidelity import marked
 from specmill.page_evidence import Evidence
+from specmill.palette import Look, looks
 from specmill.pictures import PICTURES
 from specmill.surface import plot_rows
-from tests.benches import comparable
+from tests.benches import BENCH, comparable
 
 HARDWARE = {
     "cpu_model": "Some CPU",
@@ -28,6 +29,8 @@ DECISION: dict[str, Any] = {
             "evidence": ["+25% (+20% to +30%) at 1 in flight.", "-25% (-30% to -20%) at 8."],
             "gate": None,
             "by": "measured",
+            "against": [],
+            "speeds": {"1 in flight": "**+25% (+20% to +30%)**"},
         },
         {
             "name": "ngram, K=3",
@@ -35,16 +38,27 @@ DECISION: dict[str, Any] = {
             "evidence": ["-8% at 8 in flight."],
             "gate": "acceptance at position 0 exceeds 0.62 at 8 requests in flight",
             "by": "measured",
+            "against": [
+                "no difference shown at 1 in flight",
+                "slower at 8 in flight",
+                "not lossless when sampled †",
+            ],
+            "speeds": {"8 in flight": "*-8%*"},
         },
     ],
+    "loads": ["1 in flight", "8 in flight"],
+    "limits": ["At 8 in flight a change of less than 3% may be the machine's."],
+    "footnotes": [],
     "changes": ["eagle3, K=2: pending before, adopt now."],
     "compared_with": "1c32290",
     "prediction_error": 0.034,
 }
 
 CURVES = {
+    "kinds": {"none": "none", "ngram": "tokens", "suffix": "tokens", "eagle3": "eagle3"},
     "points": [
         {
+            "num_waves": 1 if batch == 8 else 3,
             "kind": kind,
             "k": k,
             "batch": batch,
@@ -67,7 +81,7 @@ CURVES = {
             ("eagle3", 1, 8, 1.5),
             ("eagle3", 3, 8, 2.25),
         )
-    ]
+    ],
 }
 
 ROUTING = {
@@ -176,7 +190,7 @@ def everything(results: dict[str, Any] | None = None) -> Evidence:
     """Evidence of every kind; of other results where some are given."""
     results = results or comparable()
     predicted = _predicted()
-    drawn = plot_rows(marked(results, bold=False))
+    drawn = plot_rows(marked(results))
     plots = drawn | {
         "train": train_rows(replayed=True),
         "predicted": [
@@ -200,11 +214,11 @@ def everything(results: dict[str, Any] | None = None) -> Evidence:
         "routing": ROUTING,
     }
     script = "#!/bin/sh\n# eagle3, K=2\npython -m vllm.entrypoints.openai.api_server --model m\n"
-    pictures = {name: _svg(name, rows) for name, rows in drawn.items()}
-    return Evidence(results, HARDWARE, VERIFIER, plots, pictures, further, script)
+    pictures = {name: _svg(name, rows, looks(results)) for name, rows in drawn.items()}
+    return Evidence(results, HARDWARE, VERIFIER, plots, pictures, further, script, BENCH)
 
 
-def _svg(name: str, rows: list[dict[str, Any]]) -> str:
+def _svg(name: str, rows: list[dict[str, Any]], styles: dict[str, Look]) -> str:
     target = StringIO()
-    PICTURES[name](rows, target)
+    PICTURES[name](rows, target, styles)
     return target.getvalue()

@@ -12,6 +12,7 @@ from specmill.decision_text import decision_text
 from specmill.grounds import Grounds
 from specmill.hand_options import Decisions, HandOption
 from specmill.revision import Committed, committed
+from tests.benches import engine
 from tests.decided import (
     HARDWARE,
     NEVER,
@@ -68,7 +69,9 @@ def test_what_was_adopted_is_the_verdict_with_its_figures() -> None:
         "other head": "pending",
         "train longer": "pending",
     }
-    assert list(made["options"][0]) == ["name", "method", "k", "status", "evidence", "gate", "by"]
+    assert list(made["options"][0]) == [
+        "name", "method", "k", "status", "evidence", "gate", "by", "against", "speeds",
+    ]  # fmt: skip
 
 
 def test_of_several_adopted_the_largest_mean_over_loads_is_served() -> None:
@@ -97,8 +100,8 @@ def test_where_nothing_pays_the_nearest_is_named_with_its_gate() -> None:
     assert made["deploy"] is None
     assert made["deploy_greedy"] is None
     assert made["verdict"] == (
-        "Serve without speculation: of nothing was it shown that it is faster at some load and "
-        "slower at none; nearest is eagle3, K=1, if `dvc exp run -S spec.tokens=1` measures it "
+        "Serve without speculation: nothing was shown to be faster at some load and slower at "
+        "none; nearest is eagle3, K=1, if `dvc exp run -S spec.tokens=1` measures it "
         "faster."
     )
 
@@ -220,22 +223,85 @@ def test_options_by_hand_are_kept_and_go_when_they_are_taken_out() -> None:
     assert "Gone: theirs, pending before." in after["changes"]
 
 
-def test_the_text_has_every_option_under_its_status_with_evidence_and_gate() -> None:
+def test_the_text_has_the_limits_then_a_line_per_option_then_the_evidence() -> None:
     made = record(check={"median_absolute_error": 0.0417})
     text = decision_text(made)
-    assert text.startswith(f"# Decision\n\n**{made['verdict']}**\n\nPredictions that were measured "
-                           "too were off by 4.2% in the median.\n\n## Adopt\n")  # fmt: skip
+    assert text.startswith(f"# Decision\n\n**{made['verdict']}**\n\n## What this run can decide\n")
+    assert "- Predictions that were measured too were off by 4.2% in the median.\n" in text
     headings = [line for line in text.splitlines() if line.startswith("## ")]
-    assert headings == ["## Adopt", "## Pending", "## What changed", "## Rules"]
+    assert headings == [
+        "## What this run can decide", "## Options", "## Evidence", "## What changed", "## Rules",
+    ]  # fmt: skip
+    table = [line for line in text.splitlines() if line.startswith("| ")]
+    assert table[0] == (
+        "| option | status | rests on | 1 in flight | 8 in flight | against it | would change that "
+        "|"
+    )
+    assert [table[2], table[4]] == [
+        "| eagle3, K=1 | adopt | measured | **+20% (+15% to +25%)** | +1% (-3% to +5%) | - | - |",
+        "| eagle3, K=2 | pending | measured | **+25% (+20% to +30%)** | **-25% (-30% to -20%)** | "
+        "slower at 8 in flight | K by requests in flight is measured (`scheduled.eagle3` in "
+        "params.yaml), which drafts nothing where that costs |",
+    ]
     assert (
-        "- **eagle3, K=2** (measured). At 1 request in flight: +25% (+20% to +30%), faster; 1.38 "
+        "- **eagle3, K=2** (pending). At 1 request in flight: +25% (+20% to +30%), faster; 1.38 "
         "tokens per step. At 8 requests in flight: -25% (-30% to -20%), slower; 1.38 tokens per "
         "step. *Worth it if* K by requests in flight is measured (`scheduled.eagle3` in "
         "params.yaml), which drafts nothing where that costs.\n"
     ) in text
     since = decision_text(record(slower(), last=as_committed(made)))
     assert "\n## What changed since the record of 0ld\n" in since
-    assert "\n## Ruled out\n" in since
+
+
+def test_a_mark_is_explained_once_and_what_is_predicted_is_in_italics() -> None:
+    found = results()
+    for name in ("ngram", "eagle3"):
+        found[name]["sampling"] = {"lossless": False}
+    predicted = predictions(foreseen("eagle3", 5, 1, 1.2), foreseen("eagle3", 5, 16, 0.5))
+    text = decision_text(record(found, predicted=predicted))
+    assert text.count("another distribution than the verifier's") == 1
+    assert (
+        "| eagle3, K=5 | pending | predicted | *+20% (+15% to +25%)* | - | *-50% (-55% to -45%)* | "
+        "not measured; predicted slower at 16 in flight; not lossless when sampled † |"
+    ) in text
+    # of each method: what was measured, the schedule; of the head: longer, other, more; K=5
+    assert text.count("not lossless when sampled † |") == 3 + 2 + 3 + 1
+
+
+def test_where_none_differs_widely_from_itself_nothing_is_called_nearest() -> None:
+    predicted = predictions(foreseen("eagle3", 1, 1, 1.02))
+    found = slower()
+    found["none"]["rows"][0] |= {"speedup_low": 0.88, "speedup_high": 1.09}  # 0.21 wide
+    assert record(found, predicted=predicted)["verdict"] == (
+        "Serve without speculation: nothing was shown to be faster at some load and slower at "
+        "none; what is nearest cannot be said, for `none` may differ from itself by up "
+        "to 12%."
+    )
+    found["none"]["rows"][0] |= {"speedup_low": None, "speedup_high": None}
+    assert record(found, predicted=predicted)["verdict"].endswith(
+        "`none` may differ from itself by nobody knows how much."
+    )
+
+
+def test_what_may_never_be_adopted_is_not_nearest() -> None:
+    predicted = predictions(foreseen("eagle3", 1, 1, 1.02))
+    found = slower()
+    found["eagle3"]["sampling"] = {"lossless": False}
+    made = record(found, predicted=predicted)
+    assert status(made)["eagle3, K=1"] == "pending"
+    assert made["verdict"].endswith(
+        "; nothing that is pending may be adopted before its output is lossless."
+    )
+
+
+def test_a_run_of_uncompiled_engines_is_called_a_test() -> None:
+    found = slower()
+    found["eagle3"]["engine"] = {"method_k2_0": engine(enforce_eager="True")}
+    made = record(found)
+    assert made["verdict"].startswith(
+        "Test configuration, whose speeds decide nothing; by them: Serve without speculation"
+    )
+    assert made["limits"][0].startswith("**Test configuration**: engines of eagle3 ran unco")
 
 
 def git(folder: Path, *words: str) -> None:

@@ -94,7 +94,7 @@ with open_stage("report", ["methods"]) as stage:
     results = {n: read_json(paths.BENCH / f"{n}.json") for n in params["methods"]}
     machine = {"gpus": [], "cpu_model": "a CPU", "num_usable_cores": 2, "versions": {"vllm": "0"}}
     check = {"num_cells": 0, "num_cells_new": 0, "speed": [], "acceptance": []}
-    text = report.comparison(results, check, machine, {"name": "stand-in"})
+    text = report.comparison(results, check, machine, {"name": "stand-in"}, stage.params.bench, [])
     Path("reports/comparison.md").write_text(text)
     for name, rows in surface.plot_rows(results).items():
         write_json(paths.REPORTS / "plots" / f"{name}.json", rows)

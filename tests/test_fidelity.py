@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specmill.fidelity import fidelity_section, flaw, marked, num_wrong
+from specmill.fidelity import fidelity_section, flaw, footnotes, marked, num_wrong
 from tests.benches import comparable
 from tests.surfaces import place
 
@@ -94,10 +94,27 @@ def test_samples_that_failed_make_a_method_not_lossless_too(
 def test_what_is_not_lossless_is_shown_with_a_mark(results: Results) -> None:
     assert marked(results) == results
     results["ngram"]["sampling"] = {"lossless": False}
-    sampled = "ngram (**not lossless when sampled**)"
-    assert list(marked(results)) == ["none", sampled, "eagle3"]
-    assert list(marked(results, bold=False))[1] == "ngram (not lossless when sampled)"
-    assert marked(results)[sampled] is results["ngram"]
+    assert footnotes(results, None) == [
+        "† Not lossless when sampled: ngram. At temperature 1 the samples have another "
+        "distribution than the verifier's, and no cause is known."
+    ]
+    differ(results, "eagle3", 4, num_not_rounding=3)
+    assert list(marked(results)) == ["none", "ngram †", "eagle3 ‡"]
+    assert marked(results)["ngram †"] is results["ngram"]
+
+
+def test_a_footnote_has_the_known_cause_and_that_the_plain_server_passes(results: Results) -> None:
+    assert footnotes(results, "vllm#1 swaps tokens") == []
+    results["ngram"]["sampling"] = {"lossless": False}
+    results["none"]["sampling"] = {"lossless": True}
+    differ(results, "eagle3", 4, num_not_rounding=3)
+    assert footnotes(results, "vllm#1 swaps tokens") == [
+        "‡ Not lossless: greedy answers that leave the verifier's by more than rounding explains, "
+        "3 of eagle3.",
+        "† Not lossless when sampled: ngram. At temperature 1 the samples have another "
+        "distribution than the verifier's: vllm#1 swaps tokens. A server without speculation is "
+        "not affected: `none` passes the same test.",
+    ]
 
 
 def test_without_none_methods_are_still_judged(results: Results) -> None:

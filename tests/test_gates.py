@@ -17,7 +17,24 @@ def test_the_load_where_least_is_missing_counts_not_the_lowest_bound() -> None:
         foreseen("eagle3", 2, 1, 0.8, bound=1.5), foreseen("eagle3", 2, 8, 0.9, bound=2.0)
     )
     assert break_even(grounds(found, predicted=predicted), "eagle3", 2) == (
-        "tokens per step exceed 2.00 at 8 requests in flight (now 1.80)"
+        "tokens per step exceed 2.00 at 8 requests in flight (now 1.80) and 1.50 at 1 request in "
+        "flight (now 1.20)"
+    )
+
+
+def test_a_load_that_no_acceptance_pays_at_is_named_and_one_that_pays_is_not() -> None:
+    cells = [cell(2, load, 0.9, 0.8, 0.95, tokens_per_step=1.2) for load in (1, 32)]
+    found = {"eagle3": bench(2, *cells, cell(2, 8, 1.02, 0.98, 1.1, tokens_per_step=1.2))}
+    predicted = predictions(
+        foreseen("eagle3", 2, 1, 0.8, bound=1.5),
+        foreseen("eagle3", 2, 8, 1.0, bound=1.1),
+        foreseen("eagle3", 2, 32, 0.4, bound=3.01),
+    )
+    # 8 requests break even as it is: 1.2 / 1.2 would be the least that is missing
+    assert break_even(grounds(found, predicted=predicted), "eagle3", 2) == (
+        "tokens per step exceed 1.20 at 8 requests in flight (now 1.20) and 1.50 at 1 request in "
+        "flight (now 1.20), and it is not served at 32 requests in flight, where no acceptance is "
+        "enough"
     )
 
 

@@ -1,12 +1,18 @@
 import re
+from collections.abc import Callable
 from io import StringIO
 from typing import Any
 
 import pytest
 
+from specmill.canvas import Target
 from specmill.inline_svg import drawn, inline_svg
+from specmill.palette import looks
 from specmill.pictures import PICTURES
+from specmill.rows import Row
 from tests.test_pictures import MIXED, speedups
+
+LOOKS = looks(["none", "ngram", "eagle3"])
 
 XLINK = 'xmlns:xlink="http://www.w3.org/1999/xlink"'
 FILE = f"""<?xml version="1.0" encoding="utf-8" standalone="no"?>
@@ -43,6 +49,10 @@ def test_a_picture_gets_a_name_its_own_ids_and_the_colours_of_the_page() -> None
     ).replace("<defs></defs>", "<defs />")
 
 
+def in_our_looks(name: str) -> Callable[[list[Row], Target], None]:
+    return lambda rows, target: PICTURES[name](rows, target, LOOKS)
+
+
 @pytest.mark.parametrize("name", list(PICTURES))
 def test_of_our_pictures_nothing_points_outside_and_every_reference_is_met(name: str) -> None:
     rows: list[dict[str, Any]] = [
@@ -53,10 +63,11 @@ def test_of_our_pictures_nothing_points_outside_and_every_reference_is_met(name:
             "requests": row["concurrency"],
             "position": 0,
             "acceptance_rate": 0.5,
+            "num_drafts": 40,
         }
         for row in speedups(*MIXED)
     ]
-    svg = drawn(PICTURES[name], rows, "it", "It")
+    svg = drawn(in_our_looks(name), rows, "it", "It")
     assert "://" not in svg
     assert "#000000" not in svg
     ids = re.findall(r' id="([^"]*)"', svg)
@@ -65,8 +76,16 @@ def test_of_our_pictures_nothing_points_outside_and_every_reference_is_met(name:
     assert {first or second for first, second in references} <= set(ids)
 
 
+def test_a_cell_without_a_colour_follows_the_page_and_so_does_its_text() -> None:
+    svg = drawn(in_our_looks("speedup_by_k"), speedups(*MIXED), "it", "It")
+    (pattern,) = re.findall(r"<pattern .*?</pattern>", svg, re.DOTALL)
+    assert 'fill="var(--paper)"' in pattern
+    (style,) = re.findall(r'<text style="([^"]*)"[^>]*>\(\+0\)</text>', svg)
+    assert "#" not in style  # the page's ink
+
+
 def test_text_on_cells_keeps_its_colour_since_the_cells_do() -> None:
-    svg = drawn(PICTURES["speedup_by_k"], speedups(*MIXED), "it", "It")
+    svg = drawn(in_our_looks("speedup_by_k"), speedups(*MIXED), "it", "It")
     for figure in ("+50", "-75"):
         (style,) = re.findall(rf'<text style="([^"]*)"[^>]*>{re.escape(figure)}</text>', svg)
         assert re.search(r"fill: #(010101|fefefe)", style), figure
@@ -75,5 +94,5 @@ def test_text_on_cells_keeps_its_colour_since_the_cells_do() -> None:
 def test_names_with_dollars_and_brackets_are_drawn_as_they_are() -> None:
     target = StringIO()
     rows = [row | {"category": "from $5 to $x^{"} for row in speedups(*MIXED)]
-    PICTURES["speedup"](rows, target)
+    PICTURES["speedup"](rows, target, LOOKS)
     assert "from $5 to $x^{</text>" in target.getvalue()

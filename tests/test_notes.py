@@ -49,12 +49,6 @@ def test_a_baseline_on_another_model_runner_is_noted(results: Results) -> None:
     ]
 
 
-def test_uncompiled_engines_are_noted_by_method(results: Results) -> None:
-    results["ngram"]["engine"]["reference_k0_0"]["enforce_eager"] = "True"
-    results["eagle3"]["engine"]["method_k1_0"]["enforce_eager"] = "True"
-    assert further(results) == ["- Served **uncompiled (eager)**, for tests only: ngram, eagle3."]
-
-
 def test_a_method_that_is_not_served_has_its_reason_first(results: Results) -> None:
     narrow = result(3, [place(3, 1, 0)]) | {"not_served": "its heads are 4 wide, not 8"}
     assert notes(results | {"narrow": narrow}) == [
@@ -115,8 +109,10 @@ def test_reused_prompts_are_noted(results: Results) -> None:
     results["eagle3"]["rows"][3]["fresh_prompts"] = False
     assert further(results) == [
         "- Some prompts were sent twice to one server (eagle3): the prefix cache is told apart by "
-        "a salt, suffix decoding may remember its answers."
+        "a salt."
     ]
+    results["eagle3"]["served_by"] = "suffix"
+    assert further(results)[0].endswith("by a salt, suffix decoding may remember its answers.")
 
 
 def test_a_stage_that_went_on_after_an_interruption_is_named(results: Results) -> None:

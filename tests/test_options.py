@@ -70,10 +70,11 @@ def test_slower_everywhere_is_ruled_out_until_its_tokens_per_step_break_even() -
         ),
     )
     assert option.status == "ruled out"
-    # 0.3 * (1.5 - 1) / (1.4 - 1) = 0.375
+    # 0.3 * (1.5 - 1) / (1.4 - 1) = 0.375 and 0.3 * (2 - 1) / (1.4 - 1) = 0.75
     assert option.gate == (
-        "tokens per step exceed 1.50 at 1 request in flight (now 1.40): acceptance at position 0 "
-        "of 0.38 instead of 0.30"
+        "tokens per step exceed 1.50 at 1 request in flight (now 1.40; acceptance at position 0 of "
+        "0.38 instead of 0.30) and 2.00 at 8 requests in flight (now 1.40; acceptance at position "
+        "0 of 0.75 instead of 0.30)"
     )
     assert option.evidence[0] == (
         "At 1 request in flight: -5% (-8% to -2%), slower; 1.40 tokens per step; predicted -7% "
@@ -81,17 +82,26 @@ def test_slower_everywhere_is_ruled_out_until_its_tokens_per_step_break_even() -
     )
 
 
-@pytest.mark.parametrize(("high", "status"), [(1.02, "pending"), (0.99, "ruled out")])
+@pytest.mark.parametrize(
+    ("high", "status", "by"),
+    [(1.02, "pending", "measured"), (0.99, "ruled out", "measured and predicted")],
+)
 def test_no_difference_shown_is_open_while_the_predicted_interval_reaches_above_none(
-    high: float, status: str
+    high: float, status: str, by: str
 ) -> None:
     option = judged(
         cell(2, 1, 0.98, 0.93, 1.03, tokens_per_step=1.4),
         cell(2, 8, 0.7, 0.65, 0.75, tokens_per_step=1.4),
         predicted=predictions(foreseen("eagle3", 2, 1, high - 0.05), foreseen("eagle3", 2, 8, 1.2)),
     )
-    assert option.status == status
-    assert option.gate == "tokens per step exceed 1.50 at 1 request in flight (now 1.40)"
+    assert (option.status, option.by) == (status, by)
+    assert option.against == [
+        "slower at 8 in flight", "no difference shown at 1 in flight",
+    ]  # fmt: skip
+    assert option.gate == (
+        "tokens per step exceed 1.50 at 1 request in flight (now 1.40) and 1.50 at 8 requests in "
+        "flight (now 1.40)"
+    )
 
 
 def test_where_no_difference_is_shown_above_none_more_rounds_may_show_one() -> None:
@@ -139,11 +149,14 @@ def test_prompt_types_are_told_apart_by_load() -> None:
     found["eagle3"]["rows"].append(
         next(r for r in found["eagle3"]["rows"] if r["category"] == "maths"
              and r["num_speculative_tokens"] == 2 and r["concurrency"] == 1)
-        | {"category": "coding", "speedup": 0.8}
+        | {"category": "coding", "speedup": 0.8, "speedup_low": 0.7, "speedup_high": 0.9}
     )  # fmt: skip
     assert options(grounds(found))[2].evidence[-1] == (
-        "By prompt type at 1 request in flight: -20% (coding) to +50% (maths)."
+        "By prompt type at 1 request in flight: from -20% (-30% to -10%), coding, to +50% (+40% to "
+        "+60%), maths."
     )
+    found["eagle3"]["rows"][-1] |= {"speedup_low": None, "speedup_high": None}
+    assert "By prompt type" not in " ".join(options(grounds(found))[2].evidence)
 
 
 def test_what_is_not_lossless_is_never_adopted() -> None:
@@ -151,26 +164,32 @@ def test_what_is_not_lossless_is_never_adopted() -> None:
     found["eagle3"]["sampling"] = {"lossless": False}
     option = options(grounds(found))[1]
     assert (option.status, option.greedy_only) == ("pending", True)
-    assert option.gate == "every request is greedy, or its samples are found to be right (sampling)"
-    assert option.evidence[-1] == (
-        "Not lossless when sampled: its samples have another distribution than the verifier's."
-    )
+    assert option.gate == "no request is sampled, or its samples are right (†)"
+    assert option.against == ["not lossless when sampled †"]
     found["eagle3"]["rows"][0]["num_not_rounding"] = 2
     option = options(grounds(found))[1]
     assert (option.status, option.greedy_only) == ("ruled out", False)
-    assert option.gate == "its greedy answers are the verifier's own"
-    assert option.evidence[-1].startswith("Not lossless: 2 greedy answers leave")
+    assert option.gate == "its greedy answers are the verifier's own (‡)"
+    assert option.against == ["not lossless ‡ (2 greedy answers)"]
 
 
-def test_a_known_fault_of_the_engine_is_named() -> None:
+def test_all_that_is_against_a_row_is_said_of_every_k() -> None:
     found = results()
     found["eagle3"]["sampling"] = {"lossless": False}
-    known = grounds(found)
-    known.hardware["versions"] = {"vllm": "0.32.0", "torch": "2.13.0+cpu"}
-    try:
-        assert "(a CPU engine of vLLM 0.32" in options(known)[1].evidence[-1]
-    finally:
-        known.hardware["versions"] = {"vllm": "0.31.0", "torch": "2.13.0+cpu"}
+    predicted = predictions(foreseen("eagle3", 5, 1, 1.02), foreseen("eagle3", 5, 8, 0.7))
+    made = options(grounds(found, predicted=predicted))
+    assert {k: option.against for k, option in made.items()} == {
+        1: ["not lossless when sampled †"],
+        2: ["slower at 8 in flight", "not lossless when sampled †"],
+        5: ["not measured", "predicted slower at 8 in flight",
+            "not lossless when sampled †"],
+    }  # fmt: skip
+    assert made[2].speeds == {
+        "1 in flight": "**+25% (+20% to +30%)**", "8 in flight": "**-25% (-30% to -20%)**",
+    }  # fmt: skip
+    assert made[5].speeds == {
+        "1 in flight": "*+2% (-3% to +7%)*", "8 in flight": "*-30% (-35% to -25%)*",
+    }  # fmt: skip
 
 
 def test_what_was_only_predicted_is_open_or_ruled_out_by_its_interval() -> None:
@@ -189,21 +208,24 @@ def test_what_was_only_predicted_is_open_or_ruled_out_by_its_interval() -> None:
         "Predicted at 8 requests in flight: -30% (-35% to -25%).",
     ]
     assert (five.status, five.by) == ("ruled out", "predicted")
-    assert five.gate == "tokens per step exceed 2.00 at 1 request in flight (now 1.40)"
+    assert five.gate == (
+        "tokens per step exceed 2.00 at 1 request in flight (now 1.40) and 2.60 at 8 requests in "
+        "flight (now 1.40)"
+    )
 
 
 def test_a_k_that_was_not_measured_waits_for_what_its_row_lacks_too() -> None:
     found = results()
     found["eagle3"]["sampling"] = {"lossless": False}
     predicted = predictions(foreseen("eagle3", 5, 1, 1.2), foreseen("eagle3", 6, 1, 0.5))
-    right = "; and every request is greedy, or its samples are found to be right (sampling)"
+    right = "; and no request is sampled, or its samples are right (†)"
     made = options(grounds(found, predicted=predicted))
     assert made[5].gate == f"`dvc exp run -S spec.tokens=5` measures it faster{right}"
     assert made[6].status == "ruled out"
     assert made[6].gate is not None
     assert made[6].gate.endswith(right)
     for k in (5, 6):
-        assert made[k].evidence[-1].startswith("Not lossless when sampled")
+        assert made[k].against[-1] == "not lossless when sampled †"
 
 
 def test_rows_and_k_that_were_refused_say_why() -> None:

@@ -1,7 +1,7 @@
 """The page in a browser: it is shown from a file, to all widths and schemes, and says nothing."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ pytestmark = [
 ]
 
 
+Ask = Callable[[Tab], Coroutine[Any, Any, None]]
+
+
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("page") / "index.html"
@@ -25,17 +28,24 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path.as_uri()
 
 
-def in_a_tab(folder: Path, ask: Callable[[Tab], Awaitable[Any]]) -> Any:
-    async def asked() -> Any:
-        async with tab(folder / "profile") as opened:
-            return await ask(opened)
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Ask], None]]:
+    """Runs what asks a tab; one browser for all tests, which starts for seconds."""
+    with asyncio.Runner() as runner:
+        opening = tab(tmp_path_factory.mktemp("profile"))
+        opened = runner.run(opening.__aenter__())
 
-    return asyncio.run(asked())
+        def asked(ask: Ask) -> None:
+            opened.events.clear()
+            runner.run(ask(opened))
+
+        yield asked
+        runner.run(opening.__aexit__(None, None, None))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_is_shown_without_a_complaint_a_request_or_sideways_scrolling(
-    file: str, scheme: str, tmp_path: Path
+    file: str, scheme: str, browser: Callable[[Ask], None]
 ) -> None:
     async def ask(opened: Tab) -> None:
         for width in (390, 768, 1280):
@@ -52,7 +62,7 @@ def test_it_is_shown_without_a_complaint_a_request_or_sideways_scrolling(
         paper = await opened.value("getComputedStyle(document.body).backgroundColor")
         assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 24, 28)"}[scheme]
 
-    in_a_tab(tmp_path, ask)
+    browser(ask)
 
 
 CONTRAST = """
@@ -76,15 +86,44 @@ CONTRAST = """
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_its_background(file: str, scheme: str, tmp_path: Path) -> None:
+def test_text_stands_out_from_its_background(
+    file: str, scheme: str, browser: Callable[[Ask], None]
+) -> None:
     async def ask(opened: Tab) -> None:
         await opened.open(file, 1280, scheme)
         assert await opened.value(CONTRAST) >= 4.5
 
-    in_a_tab(tmp_path, ask)
+    browser(ask)
 
 
-def test_the_keyboard_skips_the_list_and_opens_a_table(file: str, tmp_path: Path) -> None:
+def test_a_link_to_a_folded_section_opens_it(file: str, browser: Callable[[Ask], None]) -> None:
+    async def ask(opened: Tab) -> None:
+        await opened.open(file, 1280, "light")
+        assert not await opened.value("document.querySelector('#cost > details').open")
+        await opened.value("document.querySelector('nav a[href=\"#cost-inside\"]').click()")
+        assert await opened.value("document.querySelector('#cost > details').open")
+        top = "document.querySelector('#cost h2').getBoundingClientRect().top"
+        assert 0 <= await opened.value(top) < 800
+
+    browser(ask)
+
+
+def test_a_phone_shows_an_option_line_by_line(file: str, browser: Callable[[Ask], None]) -> None:
+    width = "document.querySelector('.wordy tbody td:last-child').getBoundingClientRect().width"
+
+    async def ask(opened: Tab) -> None:
+        await opened.open(file, 390, "light")
+        # 390 less a rem to both sides: what is said needs no scrolling
+        assert await opened.value(width) == 358
+        await opened.open(file, 1280, "light")
+        assert await opened.value(width) < 700
+
+    browser(ask)
+
+
+def test_the_keyboard_skips_the_list_and_opens_a_table(
+    file: str, browser: Callable[[Ask], None]
+) -> None:
     async def ask(opened: Tab) -> None:
         await opened.open(file, 1280, "light")
         await opened.press("Tab")
@@ -100,11 +139,11 @@ def test_the_keyboard_skips_the_list_and_opens_a_table(file: str, tmp_path: Path
         await opened.press("Enter")
         assert await opened.value("document.activeElement.parentElement.open")
 
-    in_a_tab(tmp_path, ask)
+    browser(ask)
 
 
 def test_a_screen_reader_gets_headings_pictures_and_tables_by_name(
-    file: str, tmp_path: Path
+    file: str, browser: Callable[[Ask], None]
 ) -> None:
     async def ask(opened: Tab) -> None:
         await opened.open(file, 1280, "light")
@@ -120,10 +159,10 @@ def test_a_screen_reader_gets_headings_pictures_and_tables_by_name(
         assert all(names["image"] + names["table"] + names["region"] + names["navigation"])
         assert names["rowheader"].count("eagle3") > 5
 
-    in_a_tab(tmp_path, ask)
+    browser(ask)
 
 
-def test_hostile_text_runs_nothing(tmp_path: Path) -> None:
+def test_hostile_text_runs_nothing(tmp_path: Path, browser: Callable[[Ask], None]) -> None:
     path = tmp_path / "index.html"
     path.write_text(page(hostile()))
 
@@ -134,4 +173,4 @@ def test_hostile_text_runs_nothing(tmp_path: Path) -> None:
         assert not [event for event in opened.events
                     if event["method"] == "Page.javascriptDialogOpening"]  # fmt: skip
 
-    in_a_tab(tmp_path, ask)
+    browser(ask)

@@ -9,12 +9,15 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
 from specmill.intervals import FASTER, SLOWER, UNDECIDED
+from specmill.palette import looks
 from specmill.pictures import PICTURES
 from specmill.surface import plot_rows
+from tests.benches import comparable
 from tests.surfaces import place, sixteen_methods
 
 Rows = list[dict[str, Any]]
 Draw = Callable[[str, Rows], Any]
+LOOKS = looks([*sixteen_methods(), *(f"{name} again" for name in sixteen_methods())])
 
 
 @pytest.fixture
@@ -25,7 +28,7 @@ def draw(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Draw:
         figures: list[Any] = []
         with monkeypatch.context() as patched:
             patched.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
-            PICTURES[name](rows, tmp_path / "picture.svg")
+            PICTURES[name](rows, tmp_path / "picture.svg", LOOKS)
         return figures[0]
 
     return drawn
@@ -75,7 +78,7 @@ def test_equal_rows_give_equal_bytes_and_other_rows_give_others(tmp_path: Path) 
     results = {name: results[name] for name in ("none", "ngram", "eagle3")}
     for name, rows in plot_rows(results).items():
         for file, drawn in (("a", rows), ("b", rows), ("c", rows[1:])):
-            PICTURES[name](drawn, tmp_path / f"{file}.svg")
+            PICTURES[name](drawn, tmp_path / f"{file}.svg", LOOKS)
         first, second, third = ((tmp_path / f"{file}.svg").read_bytes() for file in "abc")
         assert first == second, name
         assert first != third, name
@@ -117,6 +120,56 @@ def test_acceptance_is_drawn_at_its_rate_and_next_to_its_position(draw: Draw) ->
             for line in axes.lines
             for position, x in enumerate(line.get_xdata())
         )
+
+
+def test_loads_with_the_same_acceptance_share_a_panel(draw: Draw) -> None:
+    position = {"method": "eagle3", "position": 0}
+    rows = [
+        place(2, load, 0) | position | {"load": name, "acceptance_rate": rate}
+        for load, name, rate in ((1, "1 in flight", 0.501), (8, "8 in flight", 0.499),
+                                 (32, "32 in flight", 0.51))
+    ]  # fmt: skip
+    figure = draw("acceptance", rows)
+    assert [axes.get_title() for axes in figure.axes] == [
+        "1 in flight; 8 in flight",
+        "32 in flight",
+    ]
+
+
+def test_a_method_has_one_colour_and_marker_in_every_picture_and_none_is_grey(draw: Draw) -> None:
+    rows = plot_rows(marked_alike())
+    load = {
+        container.get_label().split(",")[0].removesuffix(" †"): container.lines[0]
+        for container in draw("speedup_by_load", rows["speedup_by_load"]).axes[0].containers
+    }
+    accepted = {
+        line.get_label().split(",")[0].removesuffix(" †"): line
+        for line in draw("acceptance", rows["acceptance"]).axes[0].lines
+    }
+    assert (load["none"].get_color(), list(accepted)) == ("#888888", ["ngram", "eagle3"])
+    for name, line in accepted.items():
+        assert line.get_color() == load[name].get_color() == LOOKS[name]["color"]
+        assert line.get_marker() == load[name].get_marker()
+    typed = draw("speedup", rows["speedup"]).axes[0].containers
+    colours = {container.lines[0].get_color() for container in typed}
+    assert colours == {LOOKS[name]["color"] for name in ("none", "ngram", "eagle3")}
+
+
+def marked_alike() -> dict[str, Any]:
+    """Results where `none` was measured and EAGLE-3 is marked."""
+    found = comparable()
+    found["ngram"]["rows"][0] |= {"acceptance_rate_pos_0": 0.5}
+    return {"none": found["none"], "ngram": found["ngram"], "eagle3 †": found["eagle3"]}
+
+
+def test_none_against_itself_is_a_band_as_high_as_its_interval(draw: Draw) -> None:
+    (axes,) = draw("speedup_by_load", plot_rows(comparable())["speedup_by_load"]).axes
+    bands = [band.get_paths()[0].get_extents() for band in axes.collections
+             if type(band).__name__ != "LineCollection"]  # fmt: skip
+    # around 1 in flight (place 0) and 8 in flight (place 1)
+    assert [(b.x0, b.x1, b.y0, b.y1) for b in bands] == [
+        (-0.5, 0.5, 0.98, 1.03), (0.5, 1.5, 0.97, 1.02),
+    ]  # fmt: skip
 
 
 def test_intervals_are_drawn_from_end_to_end_and_not_at_all_where_there_is_none(
@@ -191,12 +244,15 @@ def cells(axes: Any) -> dict[tuple[float, float], tuple[str, str, str | None]]:
         for patch in axes.patches
         if patch.get_facecolor()[3]
     }
-    texts = {text.get_position(): text.get_text() for text in axes.texts}
+    texts = {text.get_position(): text.get_text() for text in axes.texts
+             if text.get_position()[0] >= 0}  # fmt: skip
     assert texts.keys() == filled.keys()
     return {at: (texts[at], *filled[at]) for at in texts}
 
 
-def test_a_cell_has_its_percentage_and_is_hatched_where_no_difference_is_shown(draw: Draw) -> None:
+def test_a_cell_has_its_percentage_and_is_only_hatched_where_no_difference_is_shown(
+    draw: Draw,
+) -> None:
     ngram, eagle3, scale = draw("speedup_by_k", speedups(*MIXED)).axes
     assert (ngram.get_title(), eagle3.get_title()) == ("ngram", "eagle3")
     texts = {
@@ -207,8 +263,9 @@ def test_a_cell_has_its_percentage_and_is_hatched_where_no_difference_is_shown(d
         "ngram": {(0, 0): ("+50", None), (1, 0): ("-25", None)},
         "eagle3": {(0, 0): ("(+0)", "////"), (1, 0): ("-75", None)},
     }
+    assert cells(eagle3)[0, 0][1] == "#ffffff"  # no colour where nothing is shown
     assert [label.get_text() for label in scale.get_yticklabels()] == [
-        "-50%", "-25%", "0%", "+50%", "+100%",
+        "-50%", "0%", "+100%",  # every second, in so low a picture
     ]  # fmt: skip
 
 
@@ -256,15 +313,18 @@ def test_acceptance_by_prompt_type_is_written_in_per_cent(draw: Draw) -> None:
     rates = {"acceptance_rate_pos_0": 0.625, "acceptance_rate_pos_1": 0.0}
     result = {
         "num_speculative_tokens": 2,
-        "rows": [place(2, 1, 0, "all") | rates, place(2, 1, 0, "maths") | rates],
-    }
+        "rows": [place(2, 1, 0, "all") | rates | {"num_drafts": 1030},
+                 place(2, 1, 0, "maths") | rates | {"num_drafts": 29}],
+    }  # fmt: skip
     rows = plot_rows({"eagle3": result})["acceptance_by_category"]
     axes, _ = draw("acceptance_by_category", rows).axes
     assert axes.get_title() == "eagle3, K=2"
-    assert {at: text for at, (text, *_) in cells(axes).items()} == {
-        (0, 0): "62",
-        (1, 0): "0",
-        (0, 1): "62",
-        (1, 1): "0",
+    counts = {
+        text.get_position(): text.get_text() for text in axes.texts if text.get_position()[0] < 0
     }
+    assert counts == {(-1, 0): "1,030", (-1, 1): "29"}
+    # of fewer than 30 drafts a share is hatched and has no colour
+    assert {at: (text, hatch) for at, (text, _, hatch) in cells(axes).items()} == {
+        (0, 0): ("62", None), (1, 0): ("0", None), (0, 1): ("62", "////"), (1, 1): ("0", "////"),
+    }  # fmt: skip
     assert [label.get_text() for label in axes.get_yticklabels()] == ["all", "maths"]

@@ -37,7 +37,7 @@ CHECK: dict[str, Any] = {
 
 def test_predictions_stand_beside_their_measurements_and_the_error() -> None:
     text = "\n".join(prediction_section(CHECK))
-    assert "Median absolute error: 2.4% over 1 cells; 2.4% over the 1 whose K" in text
+    assert "Median absolute error: 2.4% over 1 of them; 2.4% over the 1 whose K" in text
     assert "| ngram | 3 | 8* | -15% (-20% to -10%) | -17% | +2.4% |" in text
     assert "| eagle3 | 3 | 1.451 | 1.460 | -0.6% | 12 | 600 |" in text
 
@@ -49,7 +49,7 @@ def test_single_prompt_types_are_not_listed() -> None:
 def test_cells_of_the_curves_alone_have_one_error() -> None:
     seen = CHECK | {"num_cells_new": 0, "speed": [SPEED | {"is_new": False}]}
     text = "\n".join(prediction_section(seen))
-    assert "over 1 cells." in text
+    assert "over 1 of them." in text
     assert "| ngram | 3 | 8 |" in text
 
 

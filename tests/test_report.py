@@ -10,7 +10,7 @@ from specmill import epilogue
 from specmill.imported import import_result
 from specmill.params_imported import Imported
 from specmill.report import comparison, summary_metrics
-from tests.benches import alone, comparable, result, row
+from tests.benches import BENCH, alone, comparable, result, row
 from tests.surfaces import place
 from tests.workspace import ROOT
 
@@ -37,7 +37,7 @@ def results() -> Results:
 
 
 def compared(results: Results) -> str:
-    return comparison(results, NOTHING_PREDICTED, HARDWARE, VERIFIER)
+    return comparison(results, NOTHING_PREDICTED, HARDWARE, VERIFIER, BENCH, ["- Not much."])
 
 
 def section(text: str, title: str) -> str:
@@ -67,14 +67,15 @@ def test_the_answer_comes_first_and_then_what_must_be_known_of_it(results: Resul
         "",
         "tiny-verifier on Some CPU, 2 cores, vLLM 0.32.0; greedy.",
     ]
+    assert head.index("What this run can decide:\n\n- Not much.\n") < head.index("| method |")
     assert head.endswith(
         """
 | method | K | 1 in flight | 8 in flight |
 | --- | ---: | ---: | ---: |
-| none | 0 | (+0.2%) | (-0.4%) |
-| ngram | 3 | **+9%** | **-8%** |
-| eagle3 | 1 | **+20%** | (+1%) |
-| eagle3 | 2 | **+25%** | **-25%** |
+| none | 0 | +0.2% (-2% to +3%) | -0.4% (-3% to +2%) |
+| ngram | 3 | **+9% (+5% to +12%)** | **-8% (-12% to -5%)** |
+| eagle3 | 1 | **+20% (+15% to +25%)** | +1% (-3% to +5%) |
+| eagle3 | 2 | **+25% (+20% to +30%)** | **-25% (-30% to -20%)** |
 
 - ngram: vLLM turned asynchronous scheduling off, part of its cost.
 """
@@ -82,9 +83,9 @@ def test_the_answer_comes_first_and_then_what_must_be_known_of_it(results: Resul
 
 
 def test_gpus_are_named_instead_of_the_cpu(results: Results) -> None:
-    gpus = HARDWARE | {"gpus": [{"name": "GPU X"}, {"name": "GPU Y"}]}
-    assert "tiny-verifier on GPU X, GPU Y, vLLM 0.32.0;" in comparison(
-        results, NOTHING_PREDICTED, gpus, VERIFIER
+    gpus = HARDWARE | {"gpus": [{"name": name} for name in ("GPU X", "GPU Y", "GPU X")]}
+    assert "tiny-verifier on 2 x GPU X, GPU Y, vLLM 0.32.0;" in comparison(
+        results, NOTHING_PREDICTED, gpus, VERIFIER, BENCH, []
     )
 
 
@@ -145,18 +146,19 @@ def test_without_none_or_with_none_alone_no_drift_is_stated(
 
 def test_none_alone_is_compared_with_itself(results: Results) -> None:
     text = compared({"none": results["none"]})
-    assert "| none | 0 | (+0.2%) | (-0.4%) |" in text
+    assert "| none | 0 | +0.2% (-2% to +3%) | -0.4% (-3% to +2%) |" in text
     assert "prompt type" not in section(text, "1 request in flight")
 
 
 def test_a_method_that_is_not_lossless_says_so_wherever_its_speed_is(results: Results) -> None:
     results["eagle3"]["rows"][4]["num_not_rounding"] = 1
     text = compared(results)
-    marked = "eagle3 (**not lossless**) |"
-    assert f"| {marked} 2 | **+25%** | **-25%** |" in text
+    marked = "eagle3 ‡ |"
+    assert f"| {marked} 2 | **+25% (+20% to +30%)** | **-25% (-30% to -20%)** |" in text
+    assert text.count("‡ Not lossless: greedy answers that leave the verifier's by more than") == 1
     # in the section of a load: speeds of both K, times of both K, maths of both K
     assert section(text, "1 request in flight").count(marked) == 6
-    assert "ngram (**" not in text
+    assert "ngram ‡" not in text
     assert "- **eagle3 is not lossless**: in 1 of its greedy answers" in text
 
 
@@ -167,7 +169,8 @@ def test_what_was_sampled_has_a_section_and_marks_what_failed(results: Results) 
     }  # fmt: skip
     text = compared(results)
     assert "| ngram | **no** | 1e-09 | 4096 | 1.50 |" in section(text, "Is sampling lossless?")
-    assert "| ngram (**not lossless when sampled**) | 3 | **+9%** |" in text
+    assert "| ngram † | 3 | **+9% (+5% to +12%)** |" in text
+    assert text.count("another distribution than the verifier's") == 1
 
 
 def test_a_method_that_is_not_served_is_in_every_table_of_speeds_with_its_reason(
@@ -192,7 +195,7 @@ def test_a_headline_k_that_is_refused_leaves_the_other_k_in_the_tables(results: 
                 for load in (1, 8)]  # fmt: skip
     results["eagle3"]["refused"] = {"2": "it drafts 1 at most"}
     text = compared(results)
-    assert "| eagle3 | 1 | **+20%** | (+1%) |\n| eagle3 | 2 | not served | not served |" in text
+    assert "| +1% (-3% to +5%) |\n| eagle3 | 2 | not served | not served |" in text
     assert "- **eagle3 is not served at K=2**: it drafts 1 at most" in text.split("\n## ")[0]
     assert "of `none`, measured at another time: ngram +1%. Compare" in text
     assert summary_metrics(results)["eagle3"] == {"c1": {}, "c8": {}, "num_speculative_tokens": 2}
@@ -303,7 +306,7 @@ def test_make_repro_ends_with_the_answer_and_the_places(
     epilogue.main()
     said = capsys.readouterr().out
     assert said.startswith("\n# Does speculation pay?\n")
-    assert "| eagle3 | 2 | **+25%** | **-25%** |" in said
+    assert "| eagle3 | 2 | **+25% (+20% to +30%)** | **-25% (-30% to -20%)** |" in said
     assert "- ngram: vLLM turned asynchronous scheduling off" in said
     assert "## " not in said
     assert said.endswith(epilogue.WHERE)

@@ -86,7 +86,11 @@ def test_a_planned_schedule_is_pending_with_what_is_predicted_of_it() -> None:
     assert option.evidence == [
         "K=2 at 1 to 4 requests in flight, no draft from 5; not measured.",
         "Predicted at 1 request in flight: +20% (+15% to +25%).",
+        "Made of predictions for 1 and 8 in flight; between them linear is assumed.",
     ]
+    assert (option.against, option.speeds) == (
+        ["not measured"], {"1 in flight": "*+20% (+15% to +25%)*"},
+    )  # fmt: skip
     assert option.gate == "it is measured, and faster (`scheduled.eagle3` in params.yaml)"
 
 
@@ -98,9 +102,11 @@ def test_a_planned_schedule_of_a_row_that_is_not_lossless_waits_for_that_too() -
     option = schedule_option(known, "eagle3")
     assert option.status == "pending"
     assert option.gate is not None
-    assert option.gate.endswith("; and every request is greedy, or its samples are found to be "
-                                "right (sampling)")  # fmt: skip
-    assert option.evidence[-1].startswith("Not lossless when sampled")
+    assert option.gate.endswith("; and no request is sampled, or its samples are right (†)")
+    assert option.against == ["not measured", "not lossless when sampled †"]
+    never = {"eagle3": {"ranges": [[1, 8, 0]], "reason": None}}
+    option = schedule_option(grounds(found, schedules=never), "eagle3")
+    assert option.against == ["no K is predicted faster", "not lossless when sampled †"]
 
 
 def test_a_schedule_that_never_drafts_is_ruled_out_whether_it_is_a_row_or_not() -> None:
