@@ -112,7 +112,8 @@ def _of_markdown(anchor: str, lines: list[str]) -> Section:
 def _deployment(decision: dict[str, Any] | None, evidence: Evidence) -> list[Block]:
     found: list[Block] = []
     if is_test(evidence.results) and evidence.serve_script:
-        found.append(Paragraph(inline("**Nothing yet: this was a test configuration.**")))
+        text = "**Nothing before compiled engines were measured: this was a test configuration.**"
+        found.append(Paragraph(inline(text)))
     if decision:
         adopted = [option for option in decision["options"] if option["status"] == ADOPT]
         for option in adopted:

@@ -160,7 +160,7 @@ def test_of_uncompiled_engines_nothing_is_to_be_deployed(benches: Evidence) -> N
     results = comparable()
     results["ngram"]["engine"]["method_k3_0"]["enforce_eager"] = "True"
     html = page(replace(benches, results=results, serve_script="#!/bin/sh"))
-    assert "<strong>Nothing yet: this was a test configuration.</strong>" in html
+    assert "<strong>Nothing before compiled engines were measured: this was a test" in html
 
 
 def test_every_option_is_a_line_with_all_that_is_against_it(html: str) -> None:
