@@ -130,7 +130,8 @@ def training_blocks(rows: list[Row], train: dict[str, Any] | None) -> list[Block
             drawn(plot_lengths, shown, "lengths", lengths),
             inline(
                 "Full lines, where there are some: held-out answers replayed as an engine would "
-                "serve them. Broken lines: 1 + the agreement with the verifier, teacher-forced."
+                "serve them. Broken lines: 1 + the agreement with the verifier at every token of "
+                "its own answer (teacher-forced)."
             ),
             table(
                 shown,

@@ -12,6 +12,8 @@ _MACHINE = {
     "memory_gib": "memory, GiB",
     "machine": "machine, a salted digest",
 }
+_WAYS = {"beside": "both up", "bracket": "in turns"}
+"""How a row and its baseline were up, by `bench.reference`."""
 _VERIFIER = {
     "name": "name",
     "origin": "origin",
@@ -55,7 +57,7 @@ def provenance_blocks(
                 ("row", of("row")),
                 ("commit", lambda row: (row.get("code.commit") or "")[:12] or None),
                 ("uncommitted changes", _changes),
-                ("reference", lambda row: row.get("reference")),
+                ("with its baseline", lambda row: _WAYS.get(row.get("reference", ""))),
                 ("busy cores before", lambda row: row.get("busy_cores_before")),
             ],
         ),

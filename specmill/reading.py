@@ -51,6 +51,7 @@ def reading(results: Results, bench: Bench) -> list[str]:
     ways = {result["provenance"].get("reference") for result in here}
     baseline = " ".join(text for way, text in _BASELINES.items() if way in ways)
     items = [
+        "A *row* is an entry of `methods` in params.yaml: a method with its settings and its head.",
         "The *baseline* of a row is the same server without speculation, started for that row with "
         f"the same flags and asked the same prompts. {baseline}".rstrip(),
         "A *pair* is one set of prompts, answered by both. *Change* is the median over pairs of "
@@ -75,8 +76,8 @@ def reading(results: Results, bench: Bench) -> list[str]:
     if any(row.get("ttft_ms_p50") is not None for row in rows):
         items.append(
             "Times are the median / 90th / 99th percentile, of requests or of the time between two "
-            "chunks; the 99th of a hundred requests or fewer is about their slowest. *Per token* "
-            "is after the first one. A request is *good* (goodput) when its first token came "
+            "chunks, which is what a step streams; the 99th of a hundred requests or fewer is "
+            "about their slowest. *Per token* is after the first one. A request is *good* (goodput) when its first token came "
             f"within {bench.max_ttft_ms:g} ms (`bench.max_ttft_ms`) and the others took "
             f"{bench.max_itl_ms:g} ms each or less on average (`bench.max_itl_ms`)."
         )
