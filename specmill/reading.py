@@ -77,7 +77,8 @@ def reading(results: Results, bench: Bench) -> list[str]:
         items.append(
             "Times are the median / 90th / 99th percentile, of requests or of the time between two "
             "chunks, which is what a step streams; the 99th of a hundred requests or fewer is "
-            "about their slowest. *Per token* is after the first one. A request is *good* (goodput) when its first token came "
+            "about their slowest. *Per token* is after the first one. A request is *good* "
+            "(goodput) when its first token came "
             f"within {bench.max_ttft_ms:g} ms (`bench.max_ttft_ms`) and the others took "
             f"{bench.max_itl_ms:g} ms each or less on average (`bench.max_itl_ms`)."
         )
