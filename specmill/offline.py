@@ -56,14 +56,16 @@ class Drafts:
 
 
 def read_config(folder: Path) -> Eagle3SpeculatorConfig:
-    """A head's config, ready to build its model on this machine.
+    """A head's config, ready to build its model for samples of any length.
+
+    Its attention takes a dense mask on a GPU too: the FlexAttention of training wants lengths that
+    are multiples of its blocks, and compiles.
 
     Raises:
         ValueError: when it is not one of an EAGLE-3 head.
     """
     config = Eagle3SpeculatorConfig.from_pretrained(folder)
-    attention = compat.draft_attention(compat.device())
-    config.transformer_layer_config._attn_implementation = attention
+    config.transformer_layer_config._attn_implementation = "sdpa"
     return config
 
 
@@ -122,13 +124,14 @@ def chain_drafts(
     ids, stored, scales = view.load(sample.sample_key)
     states = restore(stored, scales, dtype)[:-1, columns].flatten(1)
     fed = ids[1:].long()
-    made: Any = model(
-        hidden_states=states[None].to(machine),  # [1, num_fed, num_aux * hidden_size]
-        input_ids=fed[None].to(machine),
-        document_ids=torch.zeros(1, len(fed), dtype=torch.long, device=machine),
-        position_ids=torch.arange(1, len(fed) + 1, device=machine)[None],
-        ttt_steps=most_k,
-    )
+    with torch.compiler.set_stance("force_eager"):  # each length would be a compilation, on a GPU
+        made: Any = model(
+            hidden_states=states[None].to(machine),  # [1, num_fed, num_aux * hidden_size]
+            input_ids=fed[None].to(machine),
+            document_ids=torch.zeros(1, len(fed), dtype=torch.long, device=machine),
+            position_ids=torch.arange(1, len(fed) + 1, device=machine)[None],
+            ttt_steps=most_k,
+        )
     return torch.cat(made).cpu(), fed
 
 

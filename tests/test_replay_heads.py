@@ -128,6 +128,19 @@ def test_replayed_runs_are_those_of_a_head_that_is_fed_its_own_drafts(
     assert total > 5  # it was right often enough for the comparison to mean something
 
 
+def test_answers_of_any_length_are_replayed_beside_a_gpu_whose_training_packs_blocks(
+    tmp_path: Path, verifier_head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlexAttention refuses lengths between its blocks; this sample has fewer tokens than one."""
+    monkeypatch.setattr(compat, "draft_attention", lambda _: "simple_flex_attention")
+    samples, states = random_samples(1)
+    assert len(samples[0].input_ids) % 128 != 1
+    view = make_view(tmp_path, samples, states)
+    head, _ = head_of(tmp_path / "head", verifier_head)
+    (runs,) = eagle3_runs(head, IDENTITY, verifier_head, view, samples, 3)
+    assert len(runs.accepted) == len(samples[0].answer_token_ids) - 1
+
+
 def test_a_head_that_is_fed_layers_that_are_not_kept_cannot_be_replayed(
     tmp_path: Path, verifier_head: Path
 ) -> None:
