@@ -625,6 +625,31 @@ def test_engines_of_our_own_share_the_work_and_each_is_asked_with_its_key(
     assert transfer["kv_connector"] == "HiddenStatesConnector"
 
 
+def test_of_all_that_a_server_is_writing_only_the_oldest_is_looked_at(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty samples written for about 0.4 s, which is 20 looks at one of them and 800 at all."""
+    looks = 0
+    is_written = Work.is_written
+
+    def count(work: Work, path: str) -> bool:
+        nonlocal looks
+        found = is_written(work, path)
+        looks += not found
+        return found
+
+    monkeypatch.setattr(Work, "is_written", count)
+    samples = numbered(40)
+    place.window = 10**6
+    server = place.server(longest_delay_s=0.01)
+    server.share_of_slow_writes = 1.0
+    with server.serve():
+        chosen = runtime(extract_endpoints=[server.url])
+        run = engines.engines(SPEC, Path("verifier"), place.staging, VERIFIER, Parallel(), chosen)
+        assert place.extract(run, samples) == sum(len(each.input_ids) for each in samples)
+    assert 1 <= looks < 200
+
+
 def test_an_engine_of_this_process_does_the_work_when_there_are_no_endpoints(
     place: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
