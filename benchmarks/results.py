@@ -1,0 +1,222 @@
+"""docs/results.md from the raw results in reports/gpu: no figure of it is typed.
+
+Run      python -m benchmarks.results
+"""
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from specmill import paths
+from specmill.files import read_json
+from specmill.samples import ALL
+from specmill.tables import change, figure
+
+_GPU = paths.ROOT / "reports" / "gpu"
+_FEW, _MANY = _GPU / "demo-h200-739-answers", _GPU / "demo-h200"
+_LENGTH = "acceptance_length"
+
+Rows = list[dict[str, Any]]
+
+
+def main() -> None:
+    """Write the file."""
+    (paths.ROOT / "docs" / "results.md").write_text(text())
+
+
+def text() -> str:
+    """The whole page."""
+    few, many = (_rows(folder) for folder in (_FEW, _MANY))
+    engine = next(iter(read_json(_MANY / "bench_eagle3.json")["engine"].values()))
+    versions = read_json(_MANY / "hardware.json")["versions"]
+    return _PAGE.format(
+        vllm=versions["vllm"],
+        speculators=versions["speculators"],
+        dtype=engine["dtype"],
+        graphs=engine["cudagraph_mode"],
+        heads="\n".join(_heads(few, many)),
+        surface="\n".join(_surface(many)),
+        steps="\n".join(_steps(many)),
+        types="\n".join(_types(many)),
+        timeline="\n".join(_timeline()),
+        extraction="\n".join(_extraction()),
+    )
+
+
+_PAGE = """\
+# Results on a GPU
+
+Written by `python -m benchmarks.results` from `reports/gpu`; what was tried on the way is in the
+[log](log.md). SmolLM2-135M-Instruct on one NVIDIA H200, vLLM {vllm}, speculators {speculators},
+greedy, {dtype}, CUDA graphs ({graphs}), `profiles/demo-h200.yaml`. Each row beside a
+`none` of its own on the same GPU; intervals are 95%.
+
+## More of the verifier's own answers
+
+{heads}
+
+The bench's prompts are written by hand and share no template with what trains, so that acceptance
+is lower than on held-out prompts of the same sources.
+
+## What it gives: K by load
+
+{surface}
+
+Where it loses, a step costs more than it brings, and the first token comes later. Medians; `none`
+is the one beside it:
+
+{steps}
+
+So small a verifier leaves the GPU idle: a step is launching and scheduling on the host. One more
+layer and the launches of K drafts cost a step of `none` again for one request, two for 32. Answers
+are short (`bench.max_tokens`), so that the first token weighs too.
+
+## Acceptance length by prompt type, one request in flight
+
+{types}
+
+## What it takes
+
+{timeline}
+
+Most of it is starts of engines, imports and compilation.
+
+## Extraction against the engine alone and against speculators
+
+Tokens a second, median of the rounds (one engine):
+
+{extraction}
+"""
+
+
+def _rows(folder: Path) -> Rows:
+    return [row for row in read_json(folder / "bench_eagle3.json")["rows"] if row["speedup"]]
+
+
+def _of(rows: Rows, category: str = ALL, **place: int) -> dict[str, Any]:
+    """The only row of a place."""
+    wanted = place | {"category": category}
+    (row,) = [one for one in rows if all(one[name] == wanted[name] for name in wanted)]
+    return row
+
+
+def _heads(few: Rows, many: Rows) -> list[str]:
+    lines = [
+        "| answers trained on | tokens of them | epochs | draft vocabulary "
+        "| replayed, held out, K=3 | served, K=3, 1 request | at position 0 / 1 / 2 "
+        "| change at 1 / 8 / 32 requests |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | --- | --- |",
+    ]
+    for folder, rows in ((_FEW, few), (_MANY, many)):
+        head, data = read_json(folder / "train.json"), read_json(folder / "prepare.json")
+        at = [_of(rows, num_speculative_tokens=3, concurrency=load) for load in (1, 8, 32)]
+        rates = " / ".join(f"{at[0][f'acceptance_rate_pos_{i}']:.3f}" for i in range(3))
+        lines.append(
+            f"| {head['num_samples']:,} | {data['train']['num_trained_tokens']:,} "
+            f"| {head['num_epochs']} | {read_json(folder / 'vocab.json')['draft_vocab_size']:,} "
+            f"| {head['replayed_length_k3']:.2f} | {figure(at[0], _LENGTH, '.2f')} | {rates} "
+            f"| {', '.join(change(row) for row in at)} |"
+        )
+    return lines
+
+
+def _surface(rows: Rows) -> list[str]:
+    lines = [
+        "| K | requests | pairs | `none` tok/s | tok/s | change | acceptance length | "
+        "identical outputs |",
+        "| ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: |",
+    ]
+    for row in (row for row in rows if row["category"] == ALL):
+        lines.append(
+            f"| {row['num_speculative_tokens']} | {row['concurrency']} | {row['num_pairs']} "
+            f"| {row['reference_tokens_per_s']:,.0f} | {row['output_tokens_per_s']:,.0f} "
+            f"| {change(row)}, {row['verdict']} | {row[_LENGTH]:.2f} "
+            f"| {row['identical_outputs']:.0%} |"
+        )
+    return lines
+
+
+def _steps(rows: Rows) -> list[str]:
+    """Which term it is: what a step costs, in steps of `none`, beside what it brings."""
+    lines = [
+        "| K | requests | step of `none`, ms | step that drafts, ms | costs, x | brings, tokens "
+        "| first token of `none`, ms | first token, ms |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    latency = read_json(_MANY / "bench_eagle3.json")["latency"]
+    for row in (row for row in rows if row["category"] == ALL):
+        place = {name: row[name] for name in ("num_speculative_tokens", "concurrency")}
+        plain, drafts = (
+            next(one for one in latency if one["role"] == role and place.items() <= one.items())
+            for role in ("reference", "method")
+        )
+        lines.append(
+            f"| {row['num_speculative_tokens']} | {row['concurrency']} "
+            f"| {plain['step_ms_p50']:.2f} | {drafts['step_ms_p50']:.2f} "
+            f"| {drafts['step_ms_p50'] / plain['step_ms_p50']:.2f} | {row['tokens_per_step']:.2f} "
+            f"| {plain['ttft_ms_p50']:.0f} | {drafts['ttft_ms_p50']:.0f} |"
+        )
+    return lines
+
+
+def _types(rows: Rows) -> list[str]:
+    ks = sorted({row["num_speculative_tokens"] for row in rows})
+    lines = [
+        "| prompt type | " + " | ".join(f"K={k}" for k in ks) + " |",
+        "| --- |" + " ---: |" * len(ks),
+    ]
+    for category in [*sorted({row["category"] for row in rows} - {ALL}), ALL]:
+        found = [_of(rows, category, num_speculative_tokens=k, concurrency=1) for k in ks]
+        lengths = " | ".join(f"{row[_LENGTH]:.2f}" for row in found)
+        lines.append(f"| {category} | {lengths} |")
+    return lines
+
+
+def _timeline() -> list[str]:
+    timeline = read_json(_MANY / "timeline.json")
+    answers, states, training = (timeline[name] for name in ("answers", "states", "training"))
+    tokens = read_json(_MANY / "prepare.json")["train"]["num_tokens"]
+    later = median(training["seconds_an_epoch"][1:])
+    stages = ("verifier", "prepare", "vocab", "extract", "train")
+    return [
+        "| stage | seconds | of them |",
+        "| --- | ---: | --- |",
+        f"| verifier | {timeline['verifier']} | from a GGUF file |",
+        f"| prepare | {timeline['prepare']} | {answers['seconds']} with {answers['engines']} "
+        f"engines up: {answers['number']:,} conversations, {answers['tokens']:,} tokens, "
+        f"{answers['tokens'] / answers['seconds']:,.0f} tok/s |",
+        f"| extract | {timeline['extract']} | {states['seconds']} with {states['engines']} "
+        f"engines up: {states['tokens']:,} tokens, "
+        f"{states['tokens'] / states['seconds']:,.0f} tok/s, "
+        f"{states['gigabytes']:.1f} GB |",
+        f"| vocab | {timeline['vocab']} | |",
+        f"| train | {timeline['train']} | {training['epochs']} epochs of {tokens:,} tokens, the "
+        f"first {training['seconds_an_epoch'][0]} s (it compiles), then {later:.0f} s: "
+        f"{tokens / later:,.0f} tok/s; waited for data {training['waited_for_data']:.2%} |",
+        f"| together | {sum(timeline[stage] for stage in stages)} | |",
+    ]
+
+
+def _extraction() -> list[str]:
+    lines = [
+        "| run | tokens | `speculators generate-offline-data` | through a server "
+        "| in the stage's process | the engine's own prefill |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    runs = read_json(_GPU / "extraction.json")["runs"][:1]
+    for name, run in (
+        ("one round, requests copied one by one", runs[0]),
+        ("two rounds, a step's requests at once", read_json(_GPU / "extraction_two_rounds.json")),
+    ):
+        rates = [
+            f"{run['num_tokens'] / median(run['seconds'][variant]):,.0f}"
+            if variant in run["seconds"]
+            else "not run"
+            for variant in ("speculators", "server", "here", "plain")
+        ]
+        lines.append(f"| {name} | {run['num_tokens']:,} | {' | '.join(rates)} |")
+    return lines
+
+
+if __name__ == "__main__":
+    main()
