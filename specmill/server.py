@@ -171,7 +171,11 @@ def _wait_until_healthy(
     process: subprocess.Popen[bytes], url: str, log: Path, timeout_s: int, label: str
 ) -> None:
     deadline = time.monotonic() + timeout_s
-    with tqdm(desc=f"starting vLLM ({label})", unit="s", bar_format="{desc}: {elapsed}") as bar:
+    form = "{desc}: {elapsed}"
+    with (
+        tqdm(desc=f"starting vLLM ({label})", unit="s", bar_format=form) as bar,
+        httpx.Client(base_url=url, timeout=5, trust_env=False) as client,  # dear to make
+    ):
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 message = (
@@ -182,7 +186,7 @@ def _wait_until_healthy(
                     raise RuntimeError(message)
                 raise EngineRefused(message, compat.engine_error(log.read_text(errors="replace")))
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200:
+                if client.get("/health").status_code == 200:
                     return
             time.sleep(0.5)
             bar.update(0.5)
