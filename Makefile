@@ -63,6 +63,7 @@ doctor: venv ## would a run work here, and what would it take; PARAMS=profiles/N
 
 repro: venv ## run what changed and print the comparison; PARAMS=profiles/NAME.yaml uses a profile
 	@if [ -n "$(PARAMS)" ]; then python -m specmill.profile "$(PARAMS)"; fi
+	@if grep -q '$(PROMPTS)' params.yaml; then $(MAKE) --no-print-directory prompts; fi
 	dvc repro
 	@python -m specmill.epilogue
 
