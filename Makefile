@@ -59,6 +59,7 @@ $(STAMP): $(LOCK)
 	touch $@
 
 doctor: venv ## would a run work here, and what would it take; PARAMS=profiles/NAME.yaml asks for a profile
+	@if grep -q '$(PROMPTS)' $(or $(PARAMS),params.yaml); then $(MAKE) --no-print-directory prompts; fi
 	@python -m specmill.doctor $(if $(PARAMS),--params "$(PARAMS)")
 
 repro: venv ## run what changed and print the comparison; PARAMS=profiles/NAME.yaml uses a profile

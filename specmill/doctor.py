@@ -159,7 +159,8 @@ def _sized(params: Params, seen: Seen, card: Card) -> tuple[list[Finding], list[
     try:
         work = workload(params, lambda text: len(card.tokenizer(text).input_ids))
     except (ValueError, OSError) as error:
-        return [*found, Finding("problem", "prompts", str(error), "see docs/own-dataset.md")], []
+        way_out = "see docs/own-dataset.md; `make prompts` writes data/prompts/large.jsonl"
+        return [*found, Finding("problem", "prompts", str(error), way_out)], []
     every = work.all
     found.append(
         Finding("ok", "prompts", f"{work.training.number} training, {work.heldout.number} held "

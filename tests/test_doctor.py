@@ -10,9 +10,12 @@ from specmill import doctor
 from specmill.budget import NOT_ESTIMATED, Cost
 from specmill.doctor import Examination, as_data, examine, main, text
 from specmill.finding import Finding
+from specmill.params import Params
 from specmill.params_file import load_params
 from tests.patients import ENGINE, ROOT, SMOLLM, card, h200, machine, params, seen
 from tests.targets import TARGETS
+
+LARGE = "data/prompts/large.jsonl"
 
 PROFILES = [
     ROOT / "params.yaml",
@@ -29,9 +32,17 @@ def levels(answer: Any, check: str) -> set[str]:
     return {one.level for one in answer.findings if one.check == check}
 
 
+def with_prompts_that_git_has(chosen: Params) -> Params:
+    """Without the large set, which `make prompts` writes first."""
+    kept = [one for one in chosen.prepare.dataset if one.source != f"file:{LARGE}"]
+    return chosen.model_copy(
+        update={"prepare": chosen.prepare.model_copy(update={"dataset": kept})}
+    )
+
+
 @pytest.mark.parametrize("file", PROFILES, ids=lambda path: path.stem)
 def test_every_profile_is_examined_and_costed_on_a_healthy_machine(file: Path) -> None:
-    chosen = load_params(file)
+    chosen = with_prompts_that_git_has(load_params(file))
     answer = examine(chosen, seen(), [])
     assert [one.line for one in answer.findings if one.level == "problem"] == []
     stages = {cost.stage for cost in answer.costs}
@@ -39,6 +50,17 @@ def test_every_profile_is_examined_and_costed_on_a_healthy_machine(file: Path) -
     assert {f"bench@{name}" for name in chosen.methods} <= stages
     assert all(cost.seconds for cost in answer.costs if cost.starts)
     assert sum(cost.seconds or 0.0 for cost in answer.costs) < 24 * 3600
+
+
+def test_a_large_set_that_was_not_made_is_a_problem_that_says_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = load_params(ROOT / "profiles/demo-h200.yaml")
+    monkeypatch.chdir(tmp_path)
+    (found,) = [one for one in examine(chosen, seen(), []).findings if one.check == "prompts"]
+    assert found.level == "problem"
+    assert "is not there" in found.found
+    assert "`make prompts` writes data/prompts/large.jsonl" in found.do
 
 
 def test_a_finding_is_a_line_with_what_was_found_and_what_to_do() -> None:
