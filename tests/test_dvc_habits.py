@@ -270,9 +270,9 @@ def test_a_sweep_is_in_rows_and_table_while_the_summary_keeps_the_headline(
     assert read(repository, "reports/summary.json")["eagle3"]["num_speculative_tokens"] == 3
     table = (repository.folder / "reports/comparison.md").read_text().split("\n## ")[0]
     assert [line for line in table.splitlines() if line.startswith("| eagle3")] == [
-        "| eagle3 | 1 | **+10%** | **+10%** |",
-        "| eagle3 | 2 | **+20%** | **+20%** |",
-        "| eagle3 | 3 | **+30%** | **+30%** |",
+        "| eagle3 | 1 | **+10% (+5% to +15%)** | **+10% (+5% to +15%)** |",
+        "| eagle3 | 2 | **+20% (+15% to +25%)** | **+20% (+15% to +25%)** |",
+        "| eagle3 | 3 | **+30% (+25% to +35%)** | **+30% (+25% to +35%)** |",
     ]
     done = repository.run("dvc", "plots", "show")
     assert "WARNING" not in done.stderr
