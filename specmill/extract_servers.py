@@ -37,7 +37,7 @@ async def drive_servers(keys: Mapping[str, str], work: Work, timeout_s: float) -
         RuntimeError: when none is left.
     """
     async with contextlib.AsyncExitStack() as stack:
-        clients = {url: await _connect(stack, url, key) for url, key in keys.items()}
+        clients = {url: await _connect(stack, url, key, timeout_s) for url, key in keys.items()}
         try:
             async with asyncio.TaskGroup() as group:
                 for url, client in clients.items():
@@ -51,11 +51,13 @@ async def drive_servers(keys: Mapping[str, str], work: Work, timeout_s: float) -
         )
 
 
-async def _connect(stack: contextlib.AsyncExitStack, url: str, key: str) -> aiohttp.ClientSession:
+async def _connect(
+    stack: contextlib.AsyncExitStack, url: str, key: str, timeout_s: float
+) -> aiohttp.ClientSession:
     """A client of a server that is there."""
     client = aiohttp.ClientSession(
         headers={"Authorization": f"Bearer {key}"} if key else {},
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+        timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=10),
         trust_env=False,
         # no keep-alive: a request that meets a server closing an idle connection fails
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
@@ -66,7 +68,7 @@ async def _connect(stack: contextlib.AsyncExitStack, url: str, key: str) -> aioh
             status = reply.status
     except (aiohttp.ClientError, TimeoutError) as error:
         raise ValueError(
-            f"runtime.extract_endpoints names {url}, where no server answers ({error}); start one "
+            f"runtime.extract_endpoints names {url}, where no server answers ({error!r}); start one "
             "with `python -m specmill.serve_states`, or set the list to []"
         ) from None
     if status != 200:
@@ -165,10 +167,7 @@ async def _ask(url: str, client: aiohttp.ClientSession, sample: Sample, timeout_
         "temperature": 0,
     }
     try:
-        async with (
-            asyncio.timeout(timeout_s),
-            client.post(f"{url.rstrip('/')}/v1/completions", json=body) as reply,
-        ):
+        async with client.post(f"{url.rstrip('/')}/v1/completions", json=body) as reply:
             status, content = reply.status, await reply.text(errors="replace")
     except TimeoutError:
         raise _Gone(f"nothing within {timeout_s:g} s") from None

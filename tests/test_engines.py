@@ -428,6 +428,15 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+def test_a_server_that_is_asked_and_says_nothing_is_no_server(place: Workplace) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ValueError, match=f"names {url}, where no server answers"):
+            promptly(lambda: place.extract(at(url, timeout_s=0.5)))
+
+
 def test_a_server_that_is_not_there_at_the_start_is_named(place: Workplace) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with place.server().serve() as server:
