@@ -93,11 +93,14 @@ def _rows(folder: Path) -> Rows:
     return [row for row in read_json(folder / "bench_eagle3.json")["rows"] if row["speedup"]]
 
 
-def _of(rows: Rows, category: str = ALL, **place: int) -> dict[str, Any]:
+def _of(rows: Rows, **place: Any) -> dict[str, Any]:
     """The only row of a place."""
-    wanted = place | {"category": category}
-    (row,) = [one for one in rows if all(one[name] == wanted[name] for name in wanted)]
+    (row,) = [one for one in rows if place.items() <= one.items()]
     return row
+
+
+def _overall(rows: Rows) -> Rows:
+    return [row for row in rows if row["category"] == ALL]
 
 
 def _heads(few: Rows, many: Rows) -> list[str]:
@@ -109,7 +112,8 @@ def _heads(few: Rows, many: Rows) -> list[str]:
     ]
     for folder, rows in ((_FEW, few), (_MANY, many)):
         head, data = read_json(folder / "train.json"), read_json(folder / "prepare.json")
-        at = [_of(rows, num_speculative_tokens=3, concurrency=load) for load in (1, 8, 32)]
+        every = _overall(rows)
+        at = [_of(every, num_speculative_tokens=3, concurrency=load) for load in (1, 8, 32)]
         rates = " / ".join(f"{at[0][f'acceptance_rate_pos_{i}']:.3f}" for i in range(3))
         lines.append(
             f"| {head['num_samples']:,} | {data['train']['num_trained_tokens']:,} "
@@ -126,7 +130,7 @@ def _surface(rows: Rows) -> list[str]:
         "identical outputs |",
         "| ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: |",
     ]
-    for row in (row for row in rows if row["category"] == ALL):
+    for row in _overall(rows):
         lines.append(
             f"| {row['num_speculative_tokens']} | {row['concurrency']} | {row['num_pairs']} "
             f"| {row['reference_tokens_per_s']:,.0f} | {row['output_tokens_per_s']:,.0f} "
@@ -144,12 +148,9 @@ def _steps(rows: Rows) -> list[str]:
         "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     latency = read_json(_MANY / "bench_eagle3.json")["latency"]
-    for row in (row for row in rows if row["category"] == ALL):
+    for row in _overall(rows):
         place = {name: row[name] for name in ("num_speculative_tokens", "concurrency")}
-        plain, drafts = (
-            next(one for one in latency if one["role"] == role and place.items() <= one.items())
-            for role in ("reference", "method")
-        )
+        plain, drafts = (_of(latency, role=role, **place) for role in ("reference", "method"))
         lines.append(
             f"| {row['num_speculative_tokens']} | {row['concurrency']} "
             f"| {plain['step_ms_p50']:.2f} | {drafts['step_ms_p50']:.2f} "
@@ -166,7 +167,8 @@ def _types(rows: Rows) -> list[str]:
         "| --- |" + " ---: |" * len(ks),
     ]
     for category in [*sorted({row["category"] for row in rows} - {ALL}), ALL]:
-        found = [_of(rows, category, num_speculative_tokens=k, concurrency=1) for k in ks]
+        at = {"category": category, "concurrency": 1}
+        found = [_of(rows, num_speculative_tokens=k, **at) for k in ks]
         lengths = " | ".join(f"{row[_LENGTH]:.2f}" for row in found)
         lines.append(f"| {category} | {lengths} |")
     return lines
