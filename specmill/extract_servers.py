@@ -68,8 +68,8 @@ async def _connect(
             status = reply.status
     except (aiohttp.ClientError, TimeoutError) as error:
         raise ValueError(
-            f"runtime.extract_endpoints names {url}, where no server answers ({error!r}); start one "
-            "with `python -m specmill.serve_states`, or set the list to []"
+            f"runtime.extract_endpoints names {url}, where no server answers ({error!r}); start "
+            "one with `python -m specmill.serve_states`, or set the list to []"
         ) from None
     if status != 200:
         raise ValueError(f"runtime.extract_endpoints names {url}, which is not healthy ({status})")
