@@ -142,9 +142,10 @@ def _single(row: dict[str, Any], column: str) -> list[Exchange]:
     if isinstance(question, list):  # preference datasets keep both sides as messages
         following = answer if isinstance(answer, list) else [kept] if kept else []
         return _paired([*question, *following], column)
+    said = _user(question)
     if column == "instruction" and isinstance(row.get("input"), str) and row["input"].strip():
-        question = f"{question}\n\n{row['input']}"
-    return [Exchange((_user(question),), kept)]
+        said["content"] = f"{question}\n\n{row['input']}"
+    return [Exchange((said,), kept)]
 
 
 def _user(text: Any) -> Message:
@@ -193,6 +194,8 @@ def _message(turn: Any) -> Message:
         message["reasoning_content"] = _text(reasoning)
     for key in ("tool_call_id", "name"):
         if turn.get(key):
+            if not isinstance(turn[key], str):
+                raise ValueError(f"{key} must be text, got {turn[key]!r}")
             message[key] = turn[key]
     if not message["content"].strip() and role != "tool" and not message.get("tool_calls"):
         raise ValueError(f"a message of role {role} is empty")
@@ -250,23 +253,34 @@ def _tools(tools: Any) -> tuple[dict[str, Any], ...]:
         tools = _json(tools, "tools")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ValueError("tools must be a list of objects, or the same as JSON text")
-    return tuple(
+    wrapped = [
         tool if "function" in tool else {"type": "function", "function": tool}
         for tool in map(_without_nulls, tools)
-    )
+    ]
+    for tool in wrapped:
+        function = tool["function"]
+        if not isinstance(function, dict) or not isinstance(function.get("name", ""), str):
+            raise ValueError(f"a tool needs a function with a name in text, got {str(tool)[:80]!r}")
+    return tuple(wrapped)
 
 
 def _without_nulls(value: Any) -> Any:
-    """Arrow gives every object the keys of all rows' objects and fills them with null."""
+    """Arrow gives every object the keys of all rows' objects and fills them with null.
+
+    Raises:
+        ValueError: for what JSON cannot hold, and so no request: NaN, or Arrow's times and bytes.
+    """
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
         return [_without_nulls(item) for item in value]
+    if not isinstance(value, str | int | float | None) or value != value:
+        raise ValueError(f"tools and their arguments are JSON, which cannot hold {value!r}")
     return value
 
 
 def _json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise ValueError(f"{what} is not JSON ({error}): {text[:80]!r}") from None

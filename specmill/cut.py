@@ -13,7 +13,7 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from specmill.files import read_json, write_json
+from specmill.files import read_json, read_object, write_json
 from specmill.text_decoder import decoder_prefix, text_path, with_text
 
 INDEX = "model.safetensors.index.json"
@@ -34,7 +34,7 @@ def cut_model(model: Path, folder: Path, num_layers: int, key: str) -> None:
     Raises:
         ValueError: when the model has no more layers than that, or is none that can be cut.
     """
-    config = cut_config(read_json(model / "config.json"), num_layers, key)
+    config = cut_config(read_object(model / "config.json"), num_layers, key)
     files = weight_files(model)
     names = (name for file in files for name in read_header(file)[0])
     prefix = f"{decoder_prefix(names)}layers."

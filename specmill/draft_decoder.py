@@ -12,7 +12,7 @@ from speculators.train.cli import create_transformer_layer_config
 from transformers import LlamaConfig, PreTrainedConfig
 
 from specmill.draft_config import HEAD_KEYS, Config, Surroundings
-from specmill.files import read_json
+from specmill.files import read_json, read_object
 from specmill.params import Train
 from specmill.text_decoder import text_config
 
@@ -75,7 +75,7 @@ def surroundings(verifier_head: Path, draft_vocab_size: int, aux_ids: list[int])
         draft_vocab_size: Of the mapping that it trains with.
         aux_ids: Depths whose states it is fed.
     """
-    config = text_config(read_json(verifier_head / "config.json"))
+    config = text_config(read_object(verifier_head / "config.json"))
     identity = verifier_head / "identity.json"
     about = read_json(identity) if identity.is_file() else {}
     return Surroundings(

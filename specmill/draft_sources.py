@@ -9,7 +9,7 @@ from typing import Any
 
 from specmill import paths
 from specmill.draft_config import Surroundings, check_draft, flattened, read_draft
-from specmill.files import file_digest, read_json
+from specmill.files import file_digest, read_json, read_object
 from specmill.layers import aux_layer_ids
 from specmill.params import Params, Train, Verifier
 from specmill.sources import identify_head
@@ -42,7 +42,7 @@ def verifier_config(chosen: Verifier) -> dict[str, Any] | None:
     """The text config of a verifier, without the network; None when it is not here yet."""
     kind, _, place = chosen.source.partition(":")
     if kind == "folder":
-        return text_config(read_json(Path(place) / "config.json"))
+        return text_config(read_object(Path(place) / "config.json"))
     if kind == "hub":
         from huggingface_hub import try_to_load_from_cache
 
@@ -52,7 +52,7 @@ def verifier_config(chosen: Verifier) -> dict[str, Any] | None:
         return None
     origin = read_json(paths.HEAD_IDENTITY)["origin"]
     is_it = origin.startswith(f"GGUF of package {place},")
-    return read_json(paths.VERIFIER_HEAD / "config.json") if is_it else None
+    return read_object(paths.VERIFIER_HEAD / "config.json") if is_it else None
 
 
 def identify_draft(draft: str) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _check_folder(folder: Path, source: str, draft_vocab_size: int) -> None:
         )
     if not (folder / "config.json").is_file():
         raise ValueError(f"train.from is {source}, but {folder.absolute()} holds no config.json")
-    own = flattened(read_json(folder / "config.json")).get("draft_vocab_size", draft_vocab_size)
+    own = flattened(read_object(folder / "config.json")).get("draft_vocab_size", draft_vocab_size)
     if own != draft_vocab_size:
         raise ValueError(
             f"train.from {source} has a draft vocabulary of {own}, and vocab.draft_vocab_size is "

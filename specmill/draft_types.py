@@ -25,7 +25,7 @@ from speculators.models.eagle3.core import Eagle3DraftModel
 from speculators.models.eagle3.data import shift_batch
 from speculators.models.peagle.core import PEagleDraftModel
 
-from specmill.files import read_json
+from specmill.files import read_object
 from specmill.params import Train
 from specmill.text_decoder import text_config
 
@@ -59,7 +59,7 @@ def mask_token(verifier_head: Path) -> int:
     Raises:
         ValueError: when the verifier's config names neither.
     """
-    config = text_config(read_json(verifier_head / "config.json"))
+    config = text_config(read_object(verifier_head / "config.json"))
     for name in ("pad_token_id", "eos_token_id"):
         found = config.get(name)
         found = found[0] if isinstance(found, list) else found

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from specmill.files import read_json
+from specmill.files import read_object
 from specmill.params_parallel import Parallel
 from specmill.processes import check_gpus
 from specmill.text_decoder import text_config
@@ -65,7 +65,7 @@ def parallel_settings(model: Path, verifier: dict[str, Any], chosen: Parallel) -
 
 
 def _check_heads(model: Path, size: int) -> None:
-    config = read_json(model / "config.json")
+    config = read_object(model / "config.json")
     heads = text_config(config).get("num_attention_heads")
     if heads is not None and heads % size:
         fitting = [number for number in range(1, heads + 1) if heads % number == 0]

@@ -53,8 +53,17 @@ def read_json(path: Path) -> Any:
     """Read one JSON file; raises ValueError naming it when it is not JSON."""
     try:
         return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+    # no UTF-8, a number of thousands of digits and a hundred thousand brackets are no syntax errors
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds one object; raises ValueError naming it when it does not."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold a JSON object, it holds a {type(found).__name__}")
+    return found
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from specmill.files import read_json, write_json
+from specmill.files import read_object, write_json
 
 _FULL = re.compile(r"full_acc_(\d+)_epoch$")
 _ALONE = re.compile(r"position_(\d+)_acc_epoch$")
@@ -104,7 +104,7 @@ def export_head(checkpoint: Path, folder: Path, verifier_name: str, provenance: 
                 raise ValueError(f"weight {name} of {checkpoint} holds NaN or infinity")
             weights[name] = tensor.to(torch.bfloat16)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config = read_json(checkpoint / "config.json")
+    config = read_object(checkpoint / "config.json")
     config["dtype"] = "bfloat16"
     config["speculators_config"]["verifier"]["name_or_path"] = verifier_name
     write_json(folder / "config.json", config)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from specmill.files import read_json
+from specmill.files import read_json, read_object
 
 INSPECTION = "inspection.json"
 PROVENANCE = "provenance.json"
@@ -44,7 +44,7 @@ def trained_for(head: Path) -> str | None:
             return name
         named = about.get("verifier") or {}
         return named.get("name")
-    speculators = read_json(head / "config.json").get("speculators_config") or {}
+    speculators = read_object(head / "config.json").get("speculators_config") or {}
     name = (speculators.get("verifier") or {}).get("name_or_path")
     # speculators keeps the path that it trained with, which names a folder of another machine
     return Path(name).name if name and Path(name).is_absolute() else name

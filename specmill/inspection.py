@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from specmill.files import read_json
+from specmill.files import read_object
 from specmill.head_checks import differences, misfits
 from specmill.head_facts import trained_for
 from specmill.head_shapes import WEIGHTS, tensor_shapes
@@ -73,7 +73,7 @@ def _whole(folder: Path, verifier: dict[str, Any], verifier_head: Path) -> dict[
     Raises:
         DoesNotFit: with every reason.
     """
-    config = read_json(folder / "config.json")
+    config = read_object(folder / "config.json")
     kind = config.get("speculators_model_type")
     if kind != "eagle3":
         raise DoesNotFit(f"{folder.name} is a head of kind {kind}, not eagle3")
@@ -84,7 +84,7 @@ def _whole(folder: Path, verifier: dict[str, Any], verifier_head: Path) -> dict[
         raise DoesNotFit(f"{folder.name}: its config makes no head: {error}") from None
     if reasons:
         raise DoesNotFit(f"{folder.name} does not fit {verifier['name']}: {'; '.join(reasons)}")
-    found = differences(config, read_json(verifier_head / "config.json"), verifier)
+    found = differences(config, read_object(verifier_head / "config.json"), verifier)
     found |= _contents(folder)
     d2t, t2d = read_tables(folder)
     if d2t is not None and (fault := mapping_fault(d2t, t2d, verifier["vocab_size"])):

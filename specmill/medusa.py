@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.nn import functional
 
-from specmill.files import read_json, write_json
+from specmill.files import read_object, write_json
 from specmill.params_heads import Medusa
 
 
@@ -46,7 +46,7 @@ def load_verifier_head(folder: Path, dtype: torch.dtype, device: str) -> Verifie
     Raises:
         ValueError: when a tensor is missing, or the final norm is no RMS norm.
     """
-    config = read_json(folder / "config.json")
+    config = read_object(folder / "config.json")
     if "rms_norm_eps" not in config:
         raise ValueError(
             f"{folder}/config.json has no rms_norm_eps: Medusa heads are trained behind a final "

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from specmill.files import read_json, write_json
+from specmill.files import read_json, read_object, write_json
 from specmill.head_checks import rope_of
 from specmill.head_facts import trained_for
 from specmill.layers import default_aux_layer_ids
@@ -134,7 +134,7 @@ def convert(
         DoesNotFit: when it is no EAGLE-3 head that speculators could hold.
         ValueError: when the source cannot be read.
     """
-    config, tensors = read_json(source / "config.json"), read_tensors(source)
+    config, tensors = read_object(source / "config.json"), read_tensors(source)
     name = name_of_verifier(source) or verifier["name"]
     kind = config.get("speculators_model_type")
     if kind not in (None, "eagle3"):
@@ -192,7 +192,7 @@ def _from_eagle(
             given / "model.safetensors",
         )
         _run_converter(given, made, verifier_head, flags, chosen)
-        converted, drawn = read_json(made / "config.json"), load_file(made / "model.safetensors")
+        converted, drawn = read_object(made / "config.json"), load_file(made / "model.safetensors")
     _check_arrived(tensors, drawn, chosen.source)
     converted["eagle_aux_hidden_state_layer_ids"] = flags.get("eagle_aux_hidden_state_layer_ids")
     converted["dtype"] = str(tensors["lm_head.weight"].dtype).removeprefix("torch.")

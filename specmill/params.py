@@ -7,11 +7,11 @@ import re
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from specmill.params_bench import Bench
 from specmill.params_curves import Curves
-from specmill.params_data import RENDERING, Datasets
+from specmill.params_data import Datasets, TemplateArguments
 from specmill.params_experts import Experts
 from specmill.params_heads import (
     LIKE_VERIFIER,
@@ -75,6 +75,8 @@ class Prepare(Section):
     responses: Literal["verifier", "dataset"]
     """Who answers training prompts: the verifier itself (on-policy) or the dataset. The verifier
     always answers held-out and bench prompts."""
+    strict: bool
+    """Whether a row that is no conversation ends the run; false leaves it out with a count."""
     limit: Count | None
     """Training prompts to use, picked by hash; null uses all."""
     heldout: Count
@@ -91,17 +93,10 @@ class Prepare(Section):
     """Most likely tokens to sample training answers from; 0 takes all."""
     min_p: Annotated[float, Field(ge=0, le=1)]
     """Least probability of a sampled token relative to the most likely one; 0 takes all."""
-    chat_template_kwargs: dict[str, Any]
+    chat_template_kwargs: TemplateArguments
     """Passed to the verifier's chat template, e.g. enable_thinking: false."""
     seed: Seed
     """Picks prompts and, mixed with each prompt, seeds its sampling."""
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _template_stays(cls, given: dict[str, Any]) -> dict[str, Any]:
-        if taken := sorted(set(given) & RENDERING):
-            raise ValueError(f"{', '.join(taken)} is for the renderer, not the template")
-        return given
 
     @model_validator(mode="after")
     def _weights_have_a_total(self) -> "Prepare":

@@ -1,8 +1,9 @@
 """Where conversations come from, as params.yaml says it."""
 
+import json
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from specmill.section import Section
 
@@ -16,6 +17,21 @@ KNOWN_PROMPTS = {
 
 RENDERING = {"add_generation_prompt", "chat_template", "continue_final_message", "tokenize"}
 """Arguments of apply_chat_template that are decided here or would replace the template."""
+
+
+def _for_the_template(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that a request can carry, and that leave the template in place."""
+    if taken := sorted(set(given) & RENDERING):
+        raise ValueError(f"{', '.join(taken)} is for the renderer, not the template")
+    try:
+        json.dumps(given, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"they are sent as JSON, which cannot hold this: {error}") from None
+    return given
+
+
+TemplateArguments = Annotated[dict[str, Any], AfterValidator(_for_the_template)]
+"""What prepare.chat_template_kwargs may be."""
 
 
 class Dataset(Section):

@@ -29,7 +29,8 @@ def read_yaml(path: Path) -> Any:
     """Read YAML 1.2, as DVC does; raises ValueError naming the file when it is none."""
     try:
         return YAML(typ="safe").load(path.read_text())
-    except (YAMLError, UnicodeDecodeError) as error:
+    # a date that does not exist and an !!int that is none are no syntax errors
+    except (YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from specmill.conversations import Conversation
 from specmill.generate import Job, greedy, sampled
 from specmill.params import Prepare
+from specmill.params_data import Dataset
 from specmill.prompts import drop_bench_prompts, pick_bench, pick_training
 from specmill.samples import Sample, keep_trainable
 from specmill.sources import Reading, read_conversations
@@ -34,9 +35,13 @@ def pick_conversations(chosen: Prepare) -> Picked:
     Raises:
         ValueError: when a dataset cannot be read or has too few conversations.
     """
-    measured = [read_conversations(dataset, chosen.max_rows) for dataset in chosen.bench]
+
+    def read(dataset: Dataset) -> Reading:
+        return read_conversations(dataset, chosen.max_rows, strict=chosen.strict)
+
+    measured = [read(dataset) for dataset in chosen.bench]
     bench = pick_bench(measured, chosen.bench_per_category, chosen.seed)
-    readings = [read_conversations(dataset, chosen.max_rows) for dataset in chosen.dataset]
+    readings = [read(dataset) for dataset in chosen.dataset]
     everything_measured = [one for reading in measured for one in reading.conversations]
     rows = [
         _counts(reading) | {"num_also_in_bench": drop_bench_prompts(reading, everything_measured)}

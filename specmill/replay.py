@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from specmill.files import read_json
+from specmill.files import read_json, read_object
 from specmill.head_facts import INSPECTION
 from specmill.params import Method
 from specmill.proposers import ngram_runs, suffix_defaults, suffix_runs
@@ -82,7 +82,7 @@ def _head_runs(
         raise DoesNotFit("extract.mode is online: no hidden states are kept to replay it from")
     if (head / INSPECTION).is_file() and (reason := read_json(head / INSPECTION)["refused"]):
         raise DoesNotFit(reason)
-    config = read_json(head / "config.json")
+    config = read_object(head / "config.json")
     run: Callable[..., list[Runs]]
     if chosen.method == "medusa":
         run, most_k = medusa_runs, config["num_heads"]

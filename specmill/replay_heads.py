@@ -28,7 +28,7 @@ import torch
 from safetensors.torch import load_file
 
 from specmill import compat
-from specmill.files import read_json
+from specmill.files import read_object
 from specmill.head_checks import aux_ids_of
 from specmill.medusa import MedusaHeads, VerifierHead, load_verifier_head
 from specmill.offline import chain_drafts, load_draft_model
@@ -57,7 +57,7 @@ def eagle3_runs(
     Raises:
         DoesNotFit: when the head is fed states of layers that are not kept.
     """
-    config = read_json(head / "config.json")
+    config = read_object(head / "config.json")
     asked = sorted(set(aux_ids_of(config, verifier["num_layers"])))  # as vLLM feeds them
     if lost := sorted(set(asked) - set(view.spec.layer_ids)):
         raise DoesNotFit(
@@ -108,7 +108,7 @@ def _medusa_runs(
 
 def load_medusa(folder: Path, machine: str) -> MedusaHeads:
     """Heads as `specmill.medusa.export_medusa` wrote them."""
-    config = read_json(folder / "config.json")
+    config = read_object(folder / "config.json")
     weights = load_file(folder / "model.safetensors", device=machine)
     lm_head = weights["lm_heads.0.weight"]
     token_ids = weights.get("token_map", torch.arange(len(lm_head), device=machine))

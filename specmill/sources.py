@@ -5,16 +5,13 @@
     package:NAME/PATH      a file inside an installed package
     hub:ORG/NAME           a Hub dataset, streamed; from the cache when HF_HUB_OFFLINE is set
 
-JSON is read row by row as it stands: Arrow gives every row the keys of all rows, which would put
-foreign arguments into tool calls. Everything else is read by `datasets`.
+JSON is read by specmill.json_rows, everything else by `datasets`. A row that is no conversation, or
+a line that is no JSON, costs itself alone: it is counted and the first are named, or the first ends
+the run where `prepare.strict` asks for that.
 """
 
-import codecs
-import gzip
 import itertools
-import json
 import logging
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
@@ -23,10 +20,14 @@ from typing import Any
 
 from specmill.conversations import Conversation, from_row
 from specmill.files import file_digest, tree_digest
+from specmill.json_rows import json_rows
 from specmill.params_data import KNOWN_PROMPTS, Dataset
 from specmill.params_heads import OutsideHead
 
 logger = logging.getLogger(__name__)
+
+_NAMED = 3
+"""Rows that are no conversation and are named; the others are counted."""
 
 
 @dataclass
@@ -40,53 +41,76 @@ class Reading:
     num_repeated: int = 0
 
 
-def read_conversations(dataset: Dataset, max_rows: int | None) -> Reading:
+def read_conversations(dataset: Dataset, max_rows: int | None, *, strict: bool = False) -> Reading:
     """Read a dataset's conversations; repeats are dropped, rows that are none are counted.
 
     Args:
         dataset: Where from.
         max_rows: Rows read from its start; None reads all.
+        strict: Whether a row that is none is an error.
 
     Raises:
-        ValueError: when the source is not there, is damaged or holds no conversation.
+        ValueError: when the source is not there, is damaged or holds no conversation; with
+            `strict` also at the first row that is none, naming file and line.
     """
     reading = Reading(dataset)
     seen: set[str] = set()
-    why = ""
+    faults: list[str] = []
     for found in itertools.islice(_conversations(dataset), max_rows):
         reading.num_rows += 1
         if isinstance(found, str):
+            _check_strict(found, strict)
             reading.num_unusable += 1
-            why = why or found
+            if len(faults) < _NAMED:
+                faults.append(found)
         elif found.key in seen:
             reading.num_repeated += 1
         else:
             seen.add(found.key)
             reading.conversations.append(found)
     if not reading.conversations:
-        raise _nothing_in(dataset, why)
+        raise _nothing_in(dataset, faults)
     if reading.num_unusable:
         logger.warning(
             "%s: %d of %d rows are no conversation and are left out; the first: %s",
-            dataset.source, reading.num_unusable, reading.num_rows, why,
+            dataset.source, reading.num_unusable, reading.num_rows, "; ".join(faults),
         )  # fmt: skip
     return reading
 
 
-def check_readable(dataset: Dataset) -> None:
+def check_readable(dataset: Dataset, max_rows: int | None, *, strict: bool = False) -> None:
     """Refuse a local dataset that is missing, damaged at its start, or without conversations.
+
+    Args:
+        dataset: Where from.
+        max_rows: Rows that will be read from its start; None reads all.
+        strict: Look at all of these, and refuse one that is no conversation.
 
     Raises:
         ValueError: saying which. A Hub dataset is not looked at: that needs the network.
     """
     if dataset.source.startswith("hub:"):
         return
-    why = ""
-    for found in _conversations(dataset):
+    faults: list[str] = []
+    is_usable = False
+    for found in itertools.islice(_conversations(dataset), max_rows):
         if isinstance(found, Conversation):
-            return
-        why = why or found
-    raise _nothing_in(dataset, why)
+            is_usable = True
+            if not strict:
+                break
+        else:
+            _check_strict(found, strict)
+            faults = faults or [found]
+    if not is_usable:
+        raise _nothing_in(dataset, faults)
+
+
+def _check_strict(fault: str, strict: bool) -> None:
+    if strict:
+        raise ValueError(
+            f"{fault}. Mend or remove this row; prepare.strict: false leaves such rows out and "
+            "counts them"
+        )
 
 
 def _conversations(dataset: Dataset) -> Iterator[Conversation | str]:
@@ -94,14 +118,18 @@ def _conversations(dataset: Dataset) -> Iterator[Conversation | str]:
     category = dataset.category or default_category(dataset)
     for place, row in _rows(dataset):
         try:
+            if isinstance(row, ValueError):  # a line that is no JSON
+                raise row
             yield from_row(row, category, dataset.source)
         except ValueError as error:
             yield f"{place}: {error}"
+        except RecursionError:
+            yield f"{place}: it is nested too deeply"
 
 
-def _nothing_in(dataset: Dataset, why: str) -> ValueError:
-    """The error of a dataset without a usable row; `why` the first is not, empty without rows."""
-    found = f"holds no conversation. {why}" if why else "is empty"
+def _nothing_in(dataset: Dataset, faults: list[str]) -> ValueError:
+    """The error of a dataset without a usable row; the first fault says why, if it has rows."""
+    found = f"holds no conversation. {faults[0]}" if faults else "is empty"
     return ValueError(f"{dataset.source} {found}")
 
 
@@ -182,38 +210,10 @@ def _rows(dataset: Dataset) -> Iterator[tuple[str, Any]]:
     if kind != "hub":
         path = _local(dataset)
         if path.is_file() and path.suffixes[-1:] != [".parquet"]:
-            yield from _json_rows(path)
+            yield from json_rows(path)
             return
     for number, row in enumerate(_arrow_rows(dataset)):
         yield f"{dataset.source}, row {number}", row
-
-
-def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Rows of a JSON Lines file or of a file with one JSON array."""
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-        try:
-            first = next((line for line in stream if line.strip()), b"")
-            stream.seek(0)
-            if first.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-                for number, row in enumerate(json.loads(stream.read())):
-                    yield f"{path}, row {number}", row
-                return
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    yield f"{path}:{number}", _parsed(line, path, number)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} cannot be read: {error}") from None
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(f"{path} is not JSON: {error}") from None
-
-
-def _parsed(line: bytes, path: Path, number: int) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path}:{number} is no JSON row ({error}); write an object per line, or one array"
-        ) from None
 
 
 def _arrow_rows(dataset: Dataset) -> Iterator[dict[str, Any]]:

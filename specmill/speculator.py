@@ -5,7 +5,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from specmill.files import read_json
+from specmill.files import read_json, read_object
 from specmill.vocab import check_tables, tables_digest
 
 
@@ -29,7 +29,7 @@ def check_type(head: Path, method: str) -> None:
     Raises:
         ValueError: naming the method that serves it.
     """
-    found = read_json(head / "config.json").get("speculators_model_type")
+    found = read_object(head / "config.json").get("speculators_model_type")
     if found != method:
         raise ValueError(f"{head} is a head of type {found}: serve it with method {found}")
 
@@ -45,7 +45,7 @@ def check_head(head: Path, verifier: dict[str, Any]) -> None:
             f"{head} does not say for which verifier it was trained (no provenance.json); name it "
             "as source of an entry of `heads`, and serve that (models/heads/NAME)"
         )
-    config, provenance = read_json(head / "config.json"), read_json(head / "provenance.json")
+    config, provenance = read_object(head / "config.json"), read_json(head / "provenance.json")
     trained_for = provenance["verifier"]
     if trained_for["fingerprint"] != verifier["fingerprint"]:
         raise ValueError(f"{head} was trained for {trained_for['name']}, not {verifier['name']}")
@@ -71,7 +71,7 @@ def check_k(k: int, head: Path) -> None:
     Raises:
         ValueError: naming both numbers.
     """
-    methods = read_json(head / "config.json")["speculators_config"]["proposal_methods"]
+    methods = read_object(head / "config.json")["speculators_config"]["proposal_methods"]
     allowed = max(method["speculative_tokens"] for method in methods)
     if k > allowed:
         raise ValueError(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from specmill.files import read_json, write_json
+from specmill.files import read_json, read_object, write_json
 
 _SEED = 17
 
@@ -101,7 +101,7 @@ def spoil(head: Path, folder: Path, fault: str) -> None:
     Raises:
         ValueError: when the head is no EAGLE-3 head.
     """
-    config, made = read_json(head / "config.json"), read_json(head / "provenance.json")
+    config, made = read_object(head / "config.json"), read_json(head / "provenance.json")
     if made["method"] != "eagle3":
         raise ValueError(
             f"{head} is a head of train.type {made['method']}; spoiled_heads breaks EAGLE-3 heads: "

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from specmill.files import file_digest, read_json, write_json
+from specmill.files import file_digest, read_object, write_json
 from specmill.head_checks import misfits
 from specmill.head_facts import PROVENANCE
 from specmill.head_shapes import WEIGHTS, tensor_shapes
@@ -50,7 +50,7 @@ def take_head(
     source, origin = fetch(chosen, "train.from")
     try:
         convert(source, chosen, verifier, verifier_head, folder)
-        config = read_json(folder / "config.json")
+        config = read_object(folder / "config.json")
         reasons = misfits(config, tensor_shapes(folder), expected_shapes(folder), verifier)
         if reasons:
             raise DoesNotFit("; ".join(reasons))

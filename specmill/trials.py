@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from specmill.files import read_json
+from specmill.files import read_object
 from specmill.head_checks import aux_ids_of
 from specmill.offline import Drafts, clearly_more, first_drafts, load_draft_model
 from specmill.samples import Sample
@@ -40,7 +40,7 @@ def try_offline(
         view: Its hidden states of the held-out samples.
         heldout: Its greedy answers.
     """
-    config = read_json(folder / "config.json")
+    config = read_object(folder / "config.json")
     if view.online or config["transformer_layer_config"]["hidden_size"] != verifier["hidden_size"]:
         return {}, None  # no states, or a head that speculators' model cannot be
     trial = _Trial(folder, verifier, verifier_head, view, heldout)

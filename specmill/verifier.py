@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from specmill import compat
 from specmill.experts import experts_of
-from specmill.files import digest, file_digest, read_json, write_json
+from specmill.files import digest, file_digest, read_json, read_object, write_json
 from specmill.text_decoder import head_tensors, is_tied, text_path
 
 logger = logging.getLogger(__name__)
@@ -214,7 +214,7 @@ def write_head_slice(model: Path, folder: Path) -> None:
     except ValueError as error:
         raise ValueError(f"{model}: {error}") from None
     required = {"model.embed_tokens.weight", "model.norm.weight"}
-    if not is_tied(read_json(model / "config.json"), getattr(text, "tie_word_embeddings", False)):
+    if not is_tied(read_object(model / "config.json"), getattr(text, "tie_word_embeddings", False)):
         required.add("lm_head.weight")
     missing = sorted(required - found.keys())
     if missing:
@@ -234,7 +234,7 @@ def write_head_slice(model: Path, folder: Path) -> None:
 def _text_part(model: Path, config: Any) -> Any:
     """The text decoder's part of a checkpoint's config, as transformers has made it: it nests a
     flat one of Qwen2.5-VL."""
-    nested = reduce(getattr, text_path(read_json(model / "config.json")), config)
+    nested = reduce(getattr, text_path(read_object(model / "config.json")), config)
     return nested.get_text_config()
 
 

@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 
 from specmill.draft_config import Surroundings, check_draft, flattened, geometry
 from specmill.draft_decoder import decoder_config, further_flags
-from specmill.files import read_json
+from specmill.files import read_json, read_object
 from specmill.head_checks import OPTIONAL, Shapes
 from specmill.head_facts import PROVENANCE
 from specmill.head_shapes import WEIGHTS, shapes_of, tensor_shapes
@@ -57,7 +57,7 @@ def check_start(
         )
     wanted = _wanted(chosen, around, verifier_head)
     differing = [
-        *_geometry_misfits(wanted, flattened(read_json(folder / "config.json"))),
+        *_geometry_misfits(wanted, flattened(read_object(folder / "config.json"))),
         *_tensor_misfits(shapes_of(_as_head(wanted, around)), tensor_shapes(folder)),
     ]
     if differing:

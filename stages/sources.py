@@ -33,8 +33,9 @@ def main() -> None:
         check_unchanged(params.verifier.source, paths.VERIFIER)
         check_methods(params)
         check_shape(params)
-        for dataset in (*params.prepare.dataset, *params.prepare.bench):
-            check_readable(dataset)
+        prepare = params.prepare
+        for dataset in (*prepare.dataset, *prepare.bench):
+            check_readable(dataset, prepare.max_rows, strict=prepare.strict)
         datasets = {
             name: [identify(dataset) for dataset in listed]
             for name, listed in (

@@ -43,6 +43,7 @@ def prepare_section(**changes: Any) -> Prepare:
         "bench_per_category": 20,
         "max_rows": None,
         "responses": "verifier",
+        "strict": False,
         "limit": 30,
         "heldout": 5,
         "max_tokens": 16,

@@ -278,10 +278,39 @@ def test_a_damaged_gzip_file_and_one_that_is_none_are_one_error(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("line", [b"{not json", b'{"prompt": "caf\xe9"}', b'{"prompt": "a"} x'])
-def test_broken_json_is_named_by_file_and_line(tmp_path: Path, line: bytes) -> None:
+def test_broken_json_costs_its_line_and_is_named_by_file_and_line(
+    tmp_path: Path, line: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(lines(ROWS[0]) + b"\n" + line + b"\n" + lines(ROWS[1]))
-    assert refusal(f"file:{path}").startswith(f"{path}:3 is no JSON row (")
+    reading = read(f"file:{path}")
+    assert answered(reading) == [("a", "A"), ("b", "B")]
+    assert (reading.num_rows, reading.num_unusable) == (3, 1)
+    assert "1 of 3 rows are no conversation and are left out" in caplog.text
+    assert f"{path}:3: no JSON (" in caplog.text
+
+
+def test_the_first_unusable_row_ends_a_strict_run_with_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(lines(ROWS[0]) + b"{torn\n" + lines({"text": "c"}))
+    dataset = Dataset(source=f"file:{path}")
+    for strict in (read_conversations, check_readable):
+        with pytest.raises(ValueError, match=re.escape(f"{path}:2: no JSON (")) as caught:
+            strict(dataset, None, strict=True)
+        assert str(caught.value).endswith("leaves such rows out and counts them")
+        strict(dataset, 1, strict=True)  # rows beyond max_rows are not read
+    path.write_bytes(lines(ROWS[0], {"text": "c"}))
+    with pytest.raises(ValueError, match=re.escape(f"{path}:2: no conversation in it")):
+        read_conversations(dataset, None, strict=True)
+
+
+def test_a_few_unusable_rows_are_named_and_all_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(lines(ROWS[0]) + b"x\n" * 5)
+    assert read(f"file:{path}").num_unusable == 5
+    assert [f"{path}:{line}:" in caplog.text for line in range(2, 7)] == [True] * 3 + [False] * 2
 
 
 @pytest.mark.parametrize("content", [b'[{"prompt": "a"}', b'[{"prompt": "caf\xe9"}]'])
@@ -499,7 +528,7 @@ def test_the_projects_own_prompts_are_conversations() -> None:
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("", "is empty"), ('{"a": 1}\n', "holds no conversation"), ("{", "no JSON row")],
+    [("", "is empty"), ('{"a": 1}\n', "holds no conversation"), ("{", "no JSON")],
 )
 def test_a_dataset_without_a_usable_row_is_found_before_anything_runs(
     tmp_path: Path, text: str, reason: str
@@ -507,10 +536,10 @@ def test_a_dataset_without_a_usable_row_is_found_before_anything_runs(
     path = tmp_path / "x.jsonl"
     path.write_text(text)
     with pytest.raises(ValueError, match=reason):
-        check_readable(Dataset(source=f"file:{path}"))
+        check_readable(Dataset(source=f"file:{path}"), None)
     path.write_text('{"a": 1}\n{"prompt": "Hi"}\n')
-    check_readable(Dataset(source=f"file:{path}"))
-    check_readable(Dataset(source="hub:nobody/nothing"))
+    check_readable(Dataset(source=f"file:{path}"), None)
+    check_readable(Dataset(source="hub:nobody/nothing"), None)
 
 
 def test_a_row_nested_too_deeply_to_read_is_named(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specmill import compat, paths
-from specmill.files import read_json
+from specmill.files import read_json, read_object
 from specmill.section import DoesNotFit, NoSettings
 from specmill.text_decoder import text_config
 
@@ -29,7 +29,7 @@ def speculative_config(
     from specmill.verifier import model_path  # which imports torch
 
     model = model_path(head)
-    size = text_config(read_json(model / "config.json")).get("vocab_size")
+    size = text_config(read_object(model / "config.json")).get("vocab_size")
     if size != verifier["vocab_size"]:
         raise DoesNotFit(
             f"{head} has a vocabulary of {size}, {verifier['name']} of {verifier['vocab_size']}"

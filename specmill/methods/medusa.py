@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import safe_open
 
 from specmill import compat
-from specmill.files import read_json
+from specmill.files import read_json, read_object
 from specmill.section import DoesNotFit, NoSettings
 from specmill.vocab import tables_digest
 
@@ -32,7 +32,7 @@ def speculative_config(
     """
     place = str(head.absolute())
     compat.check_draft_path(place)
-    config = read_json(head / "config.json")
+    config = read_object(head / "config.json")
     check_fit(head, config, verifier)
     if k > config["num_heads"]:
         raise ValueError(
