@@ -43,22 +43,24 @@ def acceptance(counts: dict[str, int], k: int) -> dict[str, Any]:
     Raises:
         ValueError: when the engine exports no such counters, or when they contradict each other:
             rates that rise with the position or start above 1, or that do not sum to acceptance
-            length - 1.
+            length - 1, or more tokens accepted than drafted.
     """
     if "num_drafts" not in counts:
         raise ValueError("the engine exports no speculation counters: it is not speculating")
     drafts = counts["num_drafts"]
     at = [counts.get(f"accepted_at_{position}", 0) for position in range(k)]
-    falling = [drafts, *at]
-    if sum(at) != counts["num_accepted_tokens"] or sorted(falling, reverse=True) != falling:
+    falling = [drafts, *at, 0]
+    accepted, drafted = counts["num_accepted_tokens"], counts["num_draft_tokens"]
+    agree = sum(at) == accepted <= drafted and (drafted > 0) == (drafts > 0)
+    if not agree or sorted(falling, reverse=True) != falling:
         raise ValueError(f"acceptance counters contradict each other: {counts}")
     if drafts == 0:
         return {"num_drafts": 0}
     return {
         "num_drafts": drafts,
-        "num_draft_tokens": counts["num_draft_tokens"],
-        "acceptance_length": 1 + counts["num_accepted_tokens"] / drafts,
-        "acceptance_rate": counts["num_accepted_tokens"] / counts["num_draft_tokens"],
+        "num_draft_tokens": drafted,
+        "acceptance_length": 1 + accepted / drafts,
+        "acceptance_rate": accepted / drafted,
         "acceptance_rate_pos": [accepted / drafts for accepted in at],
     }
 

@@ -29,7 +29,10 @@ def main() -> None:
         prog="python -m specmill.epilogue",
         description="Print the head of reports/comparison.md and where everything is.",
     ).parse_args()
-    answer = (paths.REPORTS / "comparison.md").read_text().partition("\n## ")[0]
+    comparison = paths.REPORTS / "comparison.md"
+    if not comparison.is_file():
+        sys.exit(f"{comparison} is not there; `dvc repro` writes it")
+    answer = comparison.read_text().partition("\n## ")[0]
     sys.stdout.write(f"\n{answer}\n{WHERE.lstrip()}")
 
 

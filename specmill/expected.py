@@ -23,6 +23,7 @@ least and the greatest of few waves, which is as much as they can say.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import exp, hypot, log
 
 from specmill.between import NotMeasured
@@ -89,7 +90,7 @@ def tokens_per_step(rates: Sequence[float], coverage: float = 1.0) -> float:
         ValueError: when these are no such rates.
     """
     falling = [1.0, *rates, 0.0]
-    if sorted(falling, reverse=True) != falling:
+    if not all(first >= second for first, second in pairwise(falling)):  # nor is NaN any rate
         raise ValueError(
             f"acceptance rates {list(rates)} are not unconditional: each is a share of all drafts "
             "(0 ... 1), so that none is above the one before"

@@ -22,6 +22,9 @@ MOE = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "glm4_moe")
 MLA = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 """Values of `model_type` whose layers hold what is counted here and nothing else of size."""
 
+_MOST, _MOST_LAYERS = 10**9, 10**4
+"""Beyond these a number of a config.json is a slip, and would be counted for hours."""
+
 _NUM_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 
 
@@ -114,8 +117,8 @@ def eagle3_weights(config: dict[str, Any], draft_vocab_size: int) -> int:
     config = text_config(config)
     hidden = _need(config, "hidden_size")
     heads = _need(config, "num_attention_heads")
-    kv_heads = config.get("num_key_value_heads") or heads
-    head_dim = config.get("head_dim") or hidden // heads
+    kv_heads = _number(config, "num_key_value_heads") or heads
+    head_dim = _number(config, "head_dim") or hidden // heads
     attention = 2 * hidden * (heads + 2 * kv_heads) * head_dim + heads * head_dim * hidden
     mlp = 3 * hidden * _need(config, "intermediate_size")
     return 3 * hidden * hidden + attention + mlp + hidden * draft_vocab_size
@@ -123,16 +126,34 @@ def eagle3_weights(config: dict[str, Any], draft_vocab_size: int) -> int:
 
 def _need(config: dict[str, Any], name: str) -> int:
     value = config.get(name)
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, int) or not 1 <= value <= _MOST:
         raise ValueError(f"config.json: {name} is {value!r}; a number from 1 on is needed")
+    return value
+
+
+def _number(config: dict[str, Any], name: str, default: int = 0) -> int:
+    """A key that a config may lack or have as null."""
+    value = config.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int) or not 0 <= value <= _MOST:
+        raise ValueError(f"config.json: {name} is {value!r}; a number from 0 on is needed")
+    return value
+
+
+def _list(config: dict[str, Any], name: str) -> list[Any]:
+    """A key that a config may lack or have as null."""
+    value = config.get(name) or []
+    if not isinstance(value, list):
+        raise ValueError(f"config.json: {name} is {value!r}; a list is needed")
     return value
 
 
 def _gqa(config: dict[str, Any]) -> tuple[int, int, int, int]:
     """Attention weights of a layer, KV heads, numbers kept of a token, FLOP per pair of tokens."""
     hidden, heads = _need(config, "hidden_size"), _need(config, "num_attention_heads")
-    kv_heads = config.get("num_key_value_heads") or heads
-    head_dim = config.get("head_dim") or hidden // heads
+    kv_heads = _number(config, "num_key_value_heads") or heads
+    head_dim = _number(config, "head_dim") or hidden // heads
     weights = hidden * (heads + 2 * kv_heads) * head_dim + heads * head_dim * hidden
     return weights, kv_heads, 2 * kv_heads * head_dim, 4 * heads * head_dim
 
@@ -146,10 +167,11 @@ def _mla(config: dict[str, Any]) -> tuple[int, int, int, int]:
     hidden, heads = _need(config, "hidden_size"), _need(config, "num_attention_heads")
     rank, rope = _need(config, "kv_lora_rank"), _need(config, "qk_rope_head_dim")
     nope, value = _need(config, "qk_nope_head_dim"), _need(config, "v_head_dim")
-    if config.get("q_lora_rank") is None:
+    rank_q = _number(config, "q_lora_rank")
+    if not rank_q:
         queries = hidden * heads * (nope + rope)
     else:
-        queries = config["q_lora_rank"] * (hidden + heads * (nope + rope))
+        queries = rank_q * (hidden + heads * (nope + rope))
     keys_values = hidden * (rank + rope) + rank * heads * (nope + value)
     weights = queries + keys_values + heads * value * hidden
     return weights, 1, rank + rope, 2 * heads * (2 * rank + rope)
@@ -162,9 +184,12 @@ def _experts(config: dict[str, Any], num_layers: int) -> Experts | None:
     if not names:
         raise ValueError(f"config.json: none of {', '.join(_NUM_EXPERTS)} is there")
     # Mixtral and gpt-oss have no dense MLP, and call an expert's width by its name
-    size = config.get("moe_intermediate_size") or _need(config, "intermediate_size")
-    first, step = config.get("first_k_dense_replace", 0), config.get("decoder_sparse_step", 1)
-    every, without = config.get("moe_layer_freq", 1), config.get("mlp_only_layers") or []
+    size = _number(config, "moe_intermediate_size") or _need(config, "intermediate_size")
+    first, step = (
+        _number(config, "first_k_dense_replace"),
+        _number(config, "decoder_sparse_step", 1) or 1,
+    )
+    every, without = _number(config, "moe_layer_freq", 1) or 1, _list(config, "mlp_only_layers")
     layers = [
         layer
         for layer in range(num_layers)
@@ -183,20 +208,29 @@ def _experts(config: dict[str, Any], num_layers: int) -> Experts | None:
 
 def _shared_size(config: dict[str, Any]) -> int:
     """Width of all shared experts of a layer together."""
-    if config.get("shared_expert_intermediate_size"):
-        return int(config["shared_expert_intermediate_size"])
-    shared = config.get("n_shared_experts") or 0
+    if size := _number(config, "shared_expert_intermediate_size"):
+        return size
+    shared = _number(config, "n_shared_experts")
     return shared * _need(config, "moe_intermediate_size") if shared else 0
 
 
 def _windows(config: dict[str, Any]) -> tuple[int | None, ...]:
     """How far each layer looks back."""
-    num_layers, window = _need(config, "num_hidden_layers"), config.get("sliding_window")
-    kinds = config.get("layer_types")
-    if kinds is None:
-        first = config.get("max_window_layers", 0) if "use_sliding_window" in config else 0
+    num_layers, window = (
+        _need(config, "num_hidden_layers"),
+        _number(config, "sliding_window") or None,
+    )
+    kinds = _list(config, "layer_types")
+    if num_layers > _MOST_LAYERS:
+        raise ValueError(f"config.json: num_hidden_layers is {num_layers}: no model has as many")
+    if not kinds:
+        first = _number(config, "max_window_layers") if "use_sliding_window" in config else 0
         slides = window is not None and config.get("use_sliding_window", True)
         return tuple(window if slides and layer >= first else None for layer in range(num_layers))
-    if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
-        raise ValueError(f"config.json: layer_types has {', '.join(sorted(unknown))}: not known")
+    if unknown := [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]:
+        raise ValueError(f"config.json: layer_types has {', '.join(map(str, unknown))}: not known")
+    if len(kinds) != num_layers:
+        raise ValueError(
+            f"config.json: layer_types has {len(kinds)} entries, num_hidden_layers is {num_layers}"
+        )
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -7,10 +7,10 @@ table of the server's throughput does.
 """
 
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from specmill.measured import (
     PERCENTILES,
@@ -19,6 +19,10 @@ from specmill.measured import (
     speculation_figures,
     without_folder,
 )
+from specmill.section import Size
+
+_LAST_S = 253402300799
+"""The end of the year 9999, Python's last."""
 
 MARKS = {"metadata", "benchmarks"}
 """Keys of every report."""
@@ -65,9 +69,18 @@ class _Config(BaseModel):
     backend: dict[str, Any] = {}
 
 
+class _Speculation(BaseModel):
+    acceptance_histogram: Annotated[list[Size], Field(min_length=1)]
+    num_draft_tokens: Size
+
+
+class _Told(BaseModel):
+    speculative_decoding: _Speculation | None = None
+
+
 class _Request(BaseModel):
-    output_tokens: int | None = None
-    response_metrics: dict[str, Any] | None = None
+    output_tokens: Size | None = None
+    response_metrics: _Told | None = None
 
 
 class _Requests(BaseModel):
@@ -78,7 +91,7 @@ class _Run(BaseModel):
     config: _Config
     metrics: _Metrics
     requests: _Requests
-    start_time: float
+    start_time: Annotated[float, Field(ge=0, le=_LAST_S)]
     """Seconds since 1970."""
 
 
@@ -113,7 +126,9 @@ def guidellm_results(content: dict[str, Any]) -> tuple[dict[str, Any], list[Meas
 def _facts(report: _Report) -> dict[str, Any]:
     first = report.benchmarks[0]
     backend = first.config.backend
-    data = report.config.get("spec", report.args).get("data") or []
+    spec = report.config.get("spec", report.args)
+    data = spec.get("data") if isinstance(spec, dict) else None
+    about = report.config.get("metadata")
     return {
         "tool": "guidellm",
         "tool_version": report.metadata.guidellm_version,
@@ -121,9 +136,9 @@ def _facts(report: _Report) -> dict[str, Any]:
         "model": without_folder(str(backend.get("model") or "")) or None,
         "endpoint": _without_password(str(backend.get("target") or "")) or None,
         "backend": backend.get("request_format"),
-        "dataset": ", ".join(map(_dataset, data)) or None,
+        "dataset": ", ".join(map(_dataset, data if isinstance(data, list) else [])) or None,
         "platform": report.metadata.platform,
-        "labels": report.config.get("metadata", {}).get("labels", {}),
+        "labels": about.get("labels", {}) if isinstance(about, dict) else {},
     }
 
 
@@ -205,14 +220,14 @@ def _speculation(run: _Run) -> tuple[dict[str, Any], int | None]:
     entrypoints/generate/base/protocol.py): position i was accepted in those with j > i.
     """
     answered = run.requests.successful or []
-    told = [(one.response_metrics or {}).get("speculative_decoding") for one in answered]
+    told = [one.response_metrics and one.response_metrics.speculative_decoding for one in answered]
     if not told or not all(told):
         return {}, None
-    histograms = [one["acceptance_histogram"] for one in told if one]
+    histograms = [one.acceptance_histogram for one in told if one]
     k = max(map(len, histograms)) - 1
     counts = {
         "num_drafts": sum(map(sum, histograms)),
-        "num_draft_tokens": sum(one["num_draft_tokens"] for one in told if one),
+        "num_draft_tokens": sum(one.num_draft_tokens for one in told if one),
         "num_accepted_tokens": sum(j * n for h in histograms for j, n in enumerate(h)),
         **{f"accepted_at_{i}": sum(sum(h[i + 1 :]) for h in histograms) for i in range(k)},
     }

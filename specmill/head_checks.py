@@ -7,6 +7,7 @@ vllm/transformers_utils/configs/speculators/algos.py and model_executor/models/l
 from typing import Any
 
 from specmill.layers import default_aux_layer_ids
+from specmill.section import DoesNotFit
 
 Shapes = dict[str, tuple[int, ...]]
 OPTIONAL = {"embed_tokens.weight", "t2d"}
@@ -30,6 +31,36 @@ def aux_ids_of(config: dict[str, Any], num_layers: int) -> list[int]:
     """
     asked = config.get("eagle_aux_hidden_state_layer_ids")
     return [int(number) for number in asked or default_aux_layer_ids(num_layers)]
+
+
+def check_config(config: dict[str, Any], name: str) -> None:
+    """Refuse a config in speculators' form that lacks what is read of it, or has it as no number.
+
+    Args:
+        config: Of the head.
+        name: What names the head in the error.
+
+    Raises:
+        DoesNotFit: naming the keys.
+    """
+    decoder, about = config.get("transformer_layer_config"), config.get("speculators_config")
+    decoder = decoder if isinstance(decoder, dict) else {}
+    about = about if isinstance(about, dict) else {}
+    numbers = {
+        "draft_vocab_size": config.get("draft_vocab_size"),
+        **{
+            f"transformer_layer_config.{key}": decoder.get(key)
+            for key in ("hidden_size", "vocab_size", "max_position_embeddings")
+        },
+    }
+    wrong = [key for key, value in numbers.items() if type(value) is not int or value < 1]
+    if not isinstance(about.get("verifier"), dict):
+        wrong.append("speculators_config.verifier")
+    ids = config.get("eagle_aux_hidden_state_layer_ids")
+    if ids is not None and not (isinstance(ids, list) and {*map(type, ids)} <= {int}):
+        wrong.append("eagle_aux_hidden_state_layer_ids")
+    if wrong:
+        raise DoesNotFit(f"{name}: its config.json lacks {', '.join(wrong)}, or has another type")
 
 
 def misfits(
@@ -60,7 +91,9 @@ def _width_misfits(config: dict[str, Any], shapes: Shapes, verifier: dict[str, A
             "made for a deeper model"
         )
     num_fed = len(set(aux_ids))
-    taken, given = shapes.get("fc.weight", (0, 0))[1], num_fed * width
+    # of another form it is told with the tensors
+    fc = shapes.get("fc.weight", ())
+    taken, given = fc[1] if len(fc) == 2 else 0, num_fed * width
     if taken not in (0, given):
         per_layer = taken / num_fed
         made_for = f", as of a model of hidden size {per_layer:.0f}" if per_layer % 1 == 0 else ""
@@ -105,8 +138,8 @@ def _tensor_misfits(shapes: Shapes, expected: Shapes) -> list[str]:
     found += [
         f"its {name} is {shapes[name]}, and its config says {expected[name]}"
         for name in sorted(shapes.keys() & expected.keys())
-        # fc is told with the width of the states
-        if shapes[name] != expected[name] and name != "fc.weight"
+        # a matrix fc is told with the width of the states
+        if shapes[name] != expected[name] and (name != "fc.weight" or len(shapes[name]) != 2)
     ]
     return found
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from speculators.models.eagle3.config import Eagle3SpeculatorConfig
 from speculators.models.eagle3.core import Eagle3DraftModel
 
@@ -13,10 +13,13 @@ WEIGHTS = "model.safetensors"
 
 
 def tensor_shapes(folder: Path) -> Shapes:
-    """Of the tensors that a head in speculators' format has."""
-    with safe_open(folder / WEIGHTS, framework="pt") as weights:
-        names = list(weights.keys())
-        return {name: tuple(weights.get_slice(name).get_shape()) for name in names}
+    """Of the tensors that a head in speculators' format has; ValueError when they are damaged."""
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as weights:
+            names = list(weights.keys())
+            return {name: tuple(weights.get_slice(name).get_shape()) for name in names}
+    except SafetensorError as error:
+        raise ValueError(f"{folder / WEIGHTS} cannot be read: {error}") from None
 
 
 def shapes_of(config: Eagle3SpeculatorConfig) -> Shapes:

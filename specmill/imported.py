@@ -133,7 +133,7 @@ def _contents(path: Path) -> list[dict[str, Any]]:
             if error.msg != "Extra data":
                 raise
             contents = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON, or was cut short: {error}") from None
     if not all(isinstance(content, dict) for content in contents):
         raise ValueError(f"{path} holds no JSON object; the tools write one")

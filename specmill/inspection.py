@@ -5,6 +5,7 @@ sentence names the likely cause and the way out, and the head is served anyway. 
 poor drafts is found by trying (specmill.trials).
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 from specmill.files import read_object
-from specmill.head_checks import differences, misfits
+from specmill.head_checks import check_config, differences, misfits
 from specmill.head_facts import trained_for
 from specmill.head_shapes import WEIGHTS, tensor_shapes
 from specmill.offline import expected_shapes
@@ -77,11 +78,11 @@ def _whole(folder: Path, verifier: dict[str, Any], verifier_head: Path) -> dict[
     kind = config.get("speculators_model_type")
     if kind != "eagle3":
         raise DoesNotFit(f"{folder.name} is a head of kind {kind}, not eagle3")
+    check_config(config, folder.name)
     try:
-        expected = expected_shapes(folder)
-        reasons = misfits(config, tensor_shapes(folder), expected, verifier)
+        reasons = misfits(config, tensor_shapes(folder), expected_shapes(folder), verifier)
     except ValueError as error:
-        raise DoesNotFit(f"{folder.name}: its config makes no head: {error}") from None
+        raise DoesNotFit(f"{folder.name}: {error}") from None
     if reasons:
         raise DoesNotFit(f"{folder.name} does not fit {verifier['name']}: {'; '.join(reasons)}")
     found = differences(config, read_object(verifier_head / "config.json"), verifier)
@@ -94,18 +95,13 @@ def _whole(folder: Path, verifier: dict[str, Any], verifier_head: Path) -> dict[
 
 def _contents(folder: Path) -> dict[str, str]:
     """Findings about the values of the tensors, read one at a time."""
-    zero, drawn, broken = [], [], []
-    with safe_open(folder / WEIGHTS, framework="pt") as weights:
-        for name in sorted(set(weights.keys()) - {"d2t", "t2d"}):
-            tensor = weights.get_tensor(name)
-            if not bool(torch.isfinite(tensor).all()):
-                broken.append(name)
-            elif not bool(tensor.any()):
-                zero.append(name)
-            elif looks_drawn(tensor):
-                drawn.append(name)
-    if broken:
-        raise DoesNotFit(f"{folder.name} holds NaN or infinity in {', '.join(broken)}")
+    zero, drawn = [], []
+    check_finite(folder)
+    for name, tensor in _weights(folder):
+        if not bool(tensor.any()):
+            zero.append(name)
+        elif looks_drawn(tensor):
+            drawn.append(name)
     found = {}
     if zero:
         found["zeros"] = f"all zeros: {', '.join(zero)}; lost in training or in a conversion"
@@ -116,6 +112,24 @@ def _contents(folder: Path) -> dict[str, str]:
             "compare names and values with the original checkpoint"
         )
     return found
+
+
+def check_finite(folder: Path) -> None:
+    """Refuse a head that computes nothing: training from it would not either.
+
+    Raises:
+        DoesNotFit: naming the tensors that hold NaN or infinity.
+    """
+    broken = [name for name, tensor in _weights(folder) if not bool(torch.isfinite(tensor).all())]
+    if broken:
+        raise DoesNotFit(f"{folder.name} holds NaN or infinity in {', '.join(broken)}")
+
+
+def _weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors but the mapping, one at a time."""
+    with safe_open(folder / WEIGHTS, framework="pt") as weights:
+        for name in sorted(set(weights.keys()) - {"d2t", "t2d"}):
+            yield name, weights.get_tensor(name)
 
 
 def mapping_fault(d2t: np.ndarray, t2d: np.ndarray | None, vocab_size: int) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specmill.files import read_json, write_atomically
-from specmill.shards import FORMAT, Piece, Row, StateSpec, read_shard
+from specmill.shards import FORMAT, Piece, Row, Shard, StateSpec, read_shard
 
 MANIFEST = "manifest.json"
 _WAY_OUT = "`dvc pull extract` fetches it, `dvc repro extract` on the verifier's machine makes it"
@@ -69,7 +69,7 @@ class Manifest:
         if fields.pop("format", None) != FORMAT:
             raise ValueError(f"{folder} was written by another version; run `dvc repro extract`")
         try:
-            files = [folder / name for name in fields.pop("shards")]
+            files = [folder / _plain(name) for name in fields.pop("shards")]
             samples = fields.pop("samples")
             self.online: bool = fields.pop("online")
             """Whether it holds no states, because a running verifier is asked for them."""
@@ -129,16 +129,27 @@ class Manifest:
             )
         for file in files:
             try:
-                if read_shard(file).spec != self.spec:
-                    raise ValueError(
-                        f"{file} holds other states than {self.folder / MANIFEST} says"
-                    )
+                self._compare(read_shard(file), file, keys)
             except ValueError as error:
                 lost = sum(self.places[key].file == file for key in keys)
                 raise ValueError(
                     f"hidden states of {lost} of {len(keys)} samples cannot be read: {error}; "
                     f"{way_out_of_damage(self.folder)}"
                 ) from None
+
+    def _compare(self, shard: Shard, file: Path, sample_keys: list[str]) -> None:
+        """Refuse a shard that does not hold these samples as the manifest says."""
+        held = {piece.row.sample_key: piece for piece in shard.pieces(file)}
+        wanted = {key: self.places[key] for key in sample_keys if self.places[key].file == file}
+        if shard.spec != self.spec or not wanted.items() <= held.items():
+            raise ValueError(f"{file} holds other states than {self.folder / MANIFEST} says")
+
+
+def _plain(name: str) -> str:
+    """A file's name; raises ValueError for a path, which would lead out of the view."""
+    if Path(name).name != name:
+        raise ValueError(f"shard {name!r} is no file of the view")
+    return name
 
 
 def way_out_of_damage(folder: Path) -> str:

@@ -72,11 +72,14 @@ def read_routing(routing: dict[str, Any]) -> MeasuredRouting:
         routing: Content of reports/routing.json.
 
     Raises:
-        ValueError: when it is of a dense verifier.
+        ValueError: when it is of a dense verifier, or no such file.
     """
     if not routing.get("windows"):
         raise ValueError("this routing.json is of a verifier without experts: nothing was measured")
     shares: dict[int, dict[int, float]] = {}
-    for row in routing["windows"]:
-        shares.setdefault(row["batch"], {})[row["t"]] = row["ratio"]
-    return MeasuredRouting(routing["num_experts"], routing["top_k"], shares)
+    try:
+        for row in routing["windows"]:
+            shares.setdefault(row["batch"], {})[row["t"]] = float(row["ratio"])
+        return MeasuredRouting(routing["num_experts"], routing["top_k"], shares)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"this is no routing.json of the stage routing ({error!r})") from None

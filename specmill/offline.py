@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file
 from speculators.models.eagle3.config import Eagle3SpeculatorConfig
 from speculators.models.eagle3.core import Eagle3DraftModel
@@ -64,7 +65,11 @@ def read_config(folder: Path) -> Eagle3SpeculatorConfig:
     Raises:
         ValueError: when it is not one of an EAGLE-3 head.
     """
-    config = Eagle3SpeculatorConfig.from_pretrained(folder)
+    try:
+        config = Eagle3SpeculatorConfig.from_pretrained(folder)
+    # transformers takes a config's numbers as they come, 0 attention heads too
+    except (ValueError, TypeError, ArithmeticError, StrictDataclassError) as error:
+        raise ValueError(f"its config makes no head: {error}") from None
     config.transformer_layer_config._attn_implementation = "sdpa"
     return config
 

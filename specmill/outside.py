@@ -7,30 +7,27 @@ the source's own bytes, and what the converter lost or drew is told.
 """
 
 import logging
-import pickle
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from specmill.files import read_json, read_object, write_json
-from specmill.head_checks import rope_of
+from specmill.files import read_object, write_json
+from specmill.head_checks import check_config, rope_of
 from specmill.head_facts import trained_for
+from specmill.head_tensors import Tensors, check_types, read_tensors
 from specmill.layers import default_aux_layer_ids
 from specmill.params_heads import OutsideHead
 from specmill.section import DoesNotFit
 
 logger = logging.getLogger(__name__)
 
-Tensors = dict[str, torch.Tensor]
-
+_MOST = 10**7
+"""A vocabulary or a width beyond it is a slip, and its tables would fill the memory."""
 _PLACED_HERE = ("input_norm.", "fc_norm.")
 """Tensors of EAGLE-3.1 that speculators' model has and its converter does not know."""
-_COMPUTED = "rotary_emb.inv_freq"
-"""Ends the name of a buffer that older checkpoints carry and every engine computes."""
 
 
 def fetch(chosen: OutsideHead, parameter: str) -> tuple[Path, str]:
@@ -68,34 +65,6 @@ def fetch(chosen: OutsideHead, parameter: str) -> tuple[Path, str]:
     if not (path / "config.json").is_file():
         raise ValueError(f"{parameter} is {chosen.source}, which holds no config.json")
     return path, f"Hub commit {path.name}"
-
-
-def read_tensors(folder: Path) -> Tensors:
-    """All tensors of a checkpoint, in one file or several, safetensors or torch's.
-
-    Raises:
-        ValueError: when there are none, when a file is damaged, or when one is missing.
-    """
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-    tensors: Tensors = {}
-    for file in files:
-        try:
-            tensors |= (
-                load_file(file)
-                if file.suffix == ".safetensors"
-                else torch.load(file, map_location="cpu", weights_only=True)
-            )
-        except (SafetensorError, pickle.UnpicklingError, OSError, EOFError, RuntimeError) as error:
-            raise ValueError(f"{file} cannot be read: {error}") from None
-    if not tensors:
-        raise ValueError(f"{folder} holds no weights (*.safetensors or pytorch_model*.bin)")
-    for index in folder.glob("*.index.json"):
-        if absent := read_json(index)["weight_map"].keys() - tensors.keys():
-            raise ValueError(
-                f"{folder} lacks {len(absent)} tensors that {index.name} lists, the first "
-                f"{min(absent)}; fetch it again"
-            )
-    return {name: tensor for name, tensor in tensors.items() if not name.endswith(_COMPUTED)}
 
 
 def name_of_verifier(folder: Path) -> str | None:
@@ -139,8 +108,10 @@ def convert(
     kind = config.get("speculators_model_type")
     if kind not in (None, "eagle3"):
         raise DoesNotFit(f"{chosen.source} is a head of kind {kind}, not eagle3")
+    check_types(tensors, chosen.source)
     if kind is None:
         config, tensors = _from_eagle(config, tensors, chosen, verifier, verifier_head)
+    check_config(config, chosen.source)
     config.setdefault("norm_before_residual", chosen.norm_before_residual)
     own = config.get("eagle_aux_hidden_state_layer_ids")
     if chosen.aux_layer_ids and own and own != chosen.aux_layer_ids:
@@ -181,6 +152,7 @@ def _from_eagle(
             f"{chosen.source} is no EAGLE-3 head: architectures {config.get('architectures')}, "
             f"without fc.weight or lm_head.weight among its {len(tensors)} tensors"
         )
+    _check_eagle(config, tensors, chosen.source)
     tensors = _with_one_mapping(tensors, config)
     flags = (config.get("eagle_config") or {}) | config
     with tempfile.TemporaryDirectory() as scratch:
@@ -197,6 +169,24 @@ def _from_eagle(
     converted["eagle_aux_hidden_state_layer_ids"] = flags.get("eagle_aux_hidden_state_layer_ids")
     converted["dtype"] = str(tensors["lm_head.weight"].dtype).removeprefix("torch.")
     return converted, tensors
+
+
+def _check_eagle(config: dict[str, Any], tensors: Tensors, source: str) -> None:
+    """Refuse what cannot even be converted; whether it fits is asked of the converted head."""
+    wrong = [
+        f"{key} {config.get(key)!r} in its config"
+        for key in ("vocab_size", "hidden_size")
+        if type(config.get(key)) is not int or not 1 <= config[key] <= _MOST
+    ]
+    if not isinstance(config.get("eagle_config") or {}, dict):
+        wrong.append(f"eagle_config {config['eagle_config']!r} in its config")
+    wrong += [
+        f"{name} of shape {tuple(tensors[name].shape)}"
+        for name in ("fc.weight", "lm_head.weight")
+        if tensors[name].ndim != 2
+    ]
+    if wrong:
+        raise DoesNotFit(f"{source} is no EAGLE-3 head: it has {', '.join(wrong)}")
 
 
 def _with_one_mapping(tensors: Tensors, config: dict[str, Any]) -> Tensors:
@@ -239,6 +229,7 @@ def _as_converter_reads(config: dict[str, Any], tensors: Tensors) -> dict[str, A
 def _run_converter(
     given: Path, made: Path, verifier_head: Path, flags: dict[str, Any], chosen: OutsideHead
 ) -> None:
+    from huggingface_hub.errors import StrictDataclassError
     from loguru import logger as converters_log
     from speculators.convert import convert_model
 
@@ -254,7 +245,8 @@ def _run_converter(
             fc_norm=flags.get("fc_norm", False),
             norm_output=flags.get("norm_output", False),
         )
-    except (RuntimeError, ValueError) as error:  # a tensor of another size than the config says
+    # a tensor of another size than the config says, or a config that transformers refuses
+    except (RuntimeError, ValueError, StrictDataclassError) as error:
         raise DoesNotFit(f"speculators cannot convert {chosen.source}: {error}") from None
 
 

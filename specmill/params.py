@@ -28,7 +28,7 @@ from specmill.params_heads import (
 from specmill.params_imported import Imported, check_names
 from specmill.params_parallel import Parallel
 from specmill.params_scheduled import Scheduled, check_scheduled
-from specmill.section import Count, Section, Seed, Size
+from specmill.section import Count, Name, Section, Seed, Size
 
 TRAINED_HEAD = "models/eagle3"
 
@@ -257,18 +257,18 @@ class Params(Section):
     parallel: Parallel
     vocab: Vocab
     train: Train
-    siblings: dict[str, Sibling]
-    medusa: dict[str, Medusa]
-    draft_models: dict[str, DraftModel]
-    heads: dict[str, OutsideHead]
-    foreign_heads: dict[str, ForeignHead]
-    spoiled_heads: dict[str, SpoiledHead]
+    siblings: dict[Name, Sibling]
+    medusa: dict[Name, Medusa]
+    draft_models: dict[Name, DraftModel]
+    heads: dict[Name, OutsideHead]
+    foreign_heads: dict[Name, ForeignHead]
+    spoiled_heads: dict[Name, SpoiledHead]
     spec: Spec
     bench: Bench
     curves: Curves
-    methods: Annotated[dict[str, Method], Field(min_length=1)]
-    scheduled: Annotated[dict[str, Scheduled], Field(default_factory=dict)]
-    imported: dict[str, Imported]
+    methods: Annotated[dict[Name, Method], Field(min_length=1)]
+    scheduled: Annotated[dict[Name, Scheduled], Field(default_factory=dict)]
+    imported: dict[Name, Imported]
     runtime: Runtime
 
     @model_validator(mode="after")

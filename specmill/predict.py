@@ -31,8 +31,8 @@ from specmill.expected import (
     tokens_per_step,
     with_coverage,
 )
-from specmill.files import read_json
-from specmill.step_times import NONE, step_times
+from specmill.files import read_object
+from specmill.step_times import NONE, check_points, step_times
 
 _TARGETS = (1.0, 1.25, 1.5, 2.0)
 """Speed-ups to ask for."""
@@ -117,7 +117,8 @@ def main(arguments: list[str]) -> None:
 
 
 def _measured(options: argparse.Namespace) -> Source:
-    curves = read_json(options.curves)
+    curves = read_object(options.curves)
+    check_points(curves, options.curves)
     kinds = sorted({point["kind"] for point in curves["points"]} - {NONE})
     kind = options.kind or (_HEAD if _HEAD in kinds else kinds[0])
     if options.kind is None and kind != _HEAD and len(kinds) > 1:

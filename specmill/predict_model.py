@@ -2,11 +2,12 @@
 
 import argparse
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from specmill.expected import Cell, Estimate
-from specmill.files import read_json
+from specmill.files import read_object
 from specmill.geometry import Geometry, eagle3_weights, read_geometry
 from specmill.moe import MeasuredRouting, read_routing
 from specmill.roofline import Link, Machine, Model, all_reduce_ms, step_bytes, step_ms
@@ -132,7 +133,7 @@ def served(options: argparse.Namespace) -> Served:
     if (options.link_bandwidth is None) != (options.link_latency_us is None):
         raise ValueError("--link-bandwidth and --link-latency-us belong together")
     _check(options)
-    config = read_json(options.from_model)
+    config = read_object(options.from_model)
     link = None
     if options.link_bandwidth is not None:
         link = Link(options.link_bandwidth, options.link_latency_us)
@@ -152,17 +153,17 @@ def served(options: argparse.Namespace) -> Served:
 def _check(options: argparse.Namespace) -> None:
     for name in ("bandwidth", "gpus", "peak", "link_bandwidth", "bits", "kv_bits"):
         value = getattr(options, name)
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < inf:
             raise ValueError(f"--{name.replace('_', '-')} is {value:g}; it must be above 0")
     for name in ("overhead_ms", "link_latency_us", "context", "draft_ms"):
         value = getattr(options, name)
-        if value is not None and value < 0:
+        if value is not None and not 0 <= value < inf:
             raise ValueError(f"--{name.replace('_', '-')} is {value:g}; it cannot be negative")
 
 
 def _routing(path: Path, geometry: Geometry) -> MeasuredRouting:
     """Measured routing, which must be of a model with as many experts."""
-    routing, routed = read_routing(read_json(path)), geometry.experts
+    routing, routed = read_routing(read_object(path)), geometry.experts
     if routed is None or (routing.num_experts, routing.top_k) != (routed.num, routed.top_k):
         has = f"top {routed.top_k} of {routed.num}" if routed else "no experts"
         raise ValueError(

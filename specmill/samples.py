@@ -17,12 +17,15 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from specmill.files import digest, write_atomically
 
 ALL = "all"
 """Stands for every category in tables; no category can be called so."""
+
+_WAY_OUT = "run `dvc repro -f prepare`, or `dvc pull prepare` where it was pushed"
 
 SCHEMA = pa.schema(
     {
@@ -145,19 +148,38 @@ def read_samples(path: Path) -> list[Sample]:
     """Read a file of `write_samples`.
 
     Raises:
-        ValueError: when a row's token ids do not match its key or its mask.
+        ValueError: when it is no such file, or a row's token ids do not match its key or its mask,
+            which is zeros and then ones; names file and row.
     """
-    rows = pq.read_table(path, schema=SCHEMA).to_pylist()
+    try:
+        table = pq.read_table(path, schema=SCHEMA)
+    except pa.ArrowException as error:
+        raise ValueError(f"{path} is damaged ({error}); {_WAY_OUT}") from None
+    if nulls := [name for name in SCHEMA.names if _has_null(table[name])]:
+        raise ValueError(f"{path} lacks {', '.join(nulls)} of some rows; {_WAY_OUT}")
     samples = []
-    for number, row in enumerate(rows):
+    for number, row in enumerate(table.to_pylist()):
         key = row.pop("sample_key")
         row["input_ids"] = np.asarray(row["input_ids"], dtype=np.int32)
-        row["loss_mask"] = np.asarray(row["loss_mask"], dtype=np.uint8)
+        row["loss_mask"] = mask = np.asarray(row["loss_mask"], dtype=np.uint8)
         sample = Sample(**row)
-        if sample.sample_key != key or len(sample.loss_mask) != len(sample.input_ids):
-            raise ValueError(f"{path}, row {number}: token ids do not match their key or mask")
+        if sample.sample_key != key or len(mask) != len(sample.input_ids) or not _is_one_run(mask):
+            raise ValueError(
+                f"{path}, row {number}: token ids do not match their key or mask; {_WAY_OUT}"
+            )
         samples.append(sample)
     return samples
+
+
+def _has_null(column: pa.ChunkedArray) -> bool:
+    """Whether a row, or an element of a row's list, is missing."""
+    inside = pc.list_flatten(column).null_count if pa.types.is_list(column.type) else 0
+    return bool(column.null_count or inside)
+
+
+def _is_one_run(mask: np.ndarray) -> bool:
+    """Whether a mask is zeros and then ones: the prompt, then what trains."""
+    return bool(np.all(mask <= 1) and np.all(mask[1:] >= mask[:-1]))
 
 
 def check_apart(training: list[Sample], heldout: list[Sample]) -> None:

@@ -9,6 +9,8 @@ Entry = TypeVar("Entry")
 
 Count = Annotated[int, Field(ge=1)]
 Size = Annotated[int, Field(ge=0)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$")]
+"""Of an entry: it is a file's name and part of a stage's, and must not lead out of a folder."""
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 

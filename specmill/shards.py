@@ -55,6 +55,9 @@ class StateSpec:
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
             raise ValueError(f"hidden states are kept as {', '.join(_DTYPES)}, not {self.dtype}")
+        numbers = (*self.layer_ids, self.hidden_size)
+        if not isinstance(self.verifier, str) or {*map(type, numbers)} != {int} or min(numbers) < 0:
+            raise ValueError(f"no hidden states are of verifier, layers and size of {self}")
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> "StateSpec":
@@ -92,6 +95,12 @@ class Row:
     num_tokens: int
     checksum: str
     """SHA-256 of the sample's bytes: scales, ids, states."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sample_key, str) or not isinstance(self.checksum, str):
+            raise ValueError(f"a sample's key and checksum are text, not {self}")
+        if type(self.num_tokens) is not int or self.num_tokens < 1:
+            raise ValueError(f"a sample has a number of tokens from 1 on, not {self.num_tokens!r}")
 
 
 @dataclass(frozen=True)
@@ -152,11 +161,15 @@ def _num_bytes(dtype: str, shape: list[int]) -> int:
 
 
 def parse(about: dict[str, Any]) -> Shard:
-    """A shard from its JSON form, as its header and the index keep it; `format` must be ours."""
+    """A shard from its JSON form, as its header and the index keep it.
+
+    Raises:
+        ValueError, KeyError, TypeError: when it is none, or its `format` is not ours.
+    """
     fields = dict(about)
     if fields.pop("format") != FORMAT:
         raise ValueError(f"format {about['format']}, this version reads {FORMAT}")
-    rows = tuple(Row(*row) for row in fields.pop("samples"))
+    rows = tuple(Row(key, tokens, checksum) for key, tokens, checksum in fields.pop("samples"))
     return Shard(StateSpec.of(fields), rows)
 
 
@@ -183,7 +196,7 @@ def read_shard(path: Path, *, named: bool = True) -> Shard:
         metadata = json.loads(encoded[8:])["__metadata__"]["specmill"]
         shard = parse(json.loads(metadata))
         is_ours = shard.header == encoded
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged or no shard of this version ({error!r})") from None
     if not is_ours or (named and shard.name != path.name):
         raise ValueError(f"{path} is damaged: its header is not the one it was written with")

@@ -54,5 +54,5 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     try:
         sys.stdout.write(_show(chosen.number, chosen.split))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(str(error))

@@ -13,6 +13,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from ruamel.yaml import YAML, YAMLError
 
 from specmill import paths
@@ -22,6 +23,9 @@ LOCK = Path("dvc.lock")
 
 Read = Callable[[Path], bytes | None]
 """Content of a file by its path in the repository; None when there is none."""
+
+_OF_MACHINE = {"cpu_model", "num_usable_cores", "gpus", "versions"}
+"""Keys of reports/hardware.json that are compared."""
 
 MEASURING = ("bench", "bench_scheduled")
 """Stages whose rows are compared."""
@@ -78,7 +82,7 @@ def open_side(asked: str) -> Side:
     left_out: dict[str, str] = {}
     for stage, entry in stages.items():
         kind, _, _ = stage.partition("@")
-        outs = {Path(out["path"]): out["md5"] for out in entry.get("outs", [])}
+        outs = {Path(out.path): out.md5 for out in entry.outs}
         for path in [path for path in outs if path.parent == paths.BENCH]:
             name, content = path.stem, read(path)
             if kind not in MEASURING:
@@ -90,8 +94,8 @@ def open_side(asked: str) -> Side:
             else:
                 row = Measured(
                     _json(asked, path, content),
-                    {dep["path"]: dep["md5"] for dep in entry["deps"]},
-                    entry.get("params", {}).get(str(paths.PARAMS), {}),
+                    {dep.path: dep.md5 for dep in entry.deps if dep.md5},
+                    entry.params.get(str(paths.PARAMS), {}),
                 )
                 left = _why_not(row, machine)
                 if left:
@@ -99,6 +103,8 @@ def open_side(asked: str) -> Side:
                 else:
                     rows[name] = row
     hardware = _json(asked, paths.HARDWARE, machine)
+    if not isinstance(hardware, dict) or not hardware.keys() >= _OF_MACHINE:
+        raise ValueError(f"{asked}: {paths.HARDWARE} is none that the stage hardware wrote")
     return Side(asked, hardware, _prompts(asked, read, stages), rows, left_out)
 
 
@@ -110,8 +116,9 @@ def _json(asked: str, path: Path, content: bytes) -> Any:
 
 
 def _why_not(row: Measured, machine: bytes) -> str | None:
-    places = [set(PLACE) <= one.keys() for one in row.result.get("rows", [])]
-    if not places or not all(places):
+    listed = row.result.get("rows") if isinstance(row.result, dict) else None
+    rows = listed if isinstance(listed, list) else []
+    if not rows or not all(isinstance(one, dict) and set(PLACE) <= one.keys() for one in rows):
         return "another version of the bench wrote it"
     if "not_served" in row.result:
         return f"it is not served: {row.result['not_served']}"
@@ -120,19 +127,34 @@ def _why_not(row: Measured, machine: bytes) -> str | None:
     return None
 
 
-def _prompts(asked: str, read: Read, stages: dict[str, Any]) -> dict[str, Any]:
-    sources = read(paths.SOURCES)
-    prepare = stages.get("prepare", {}).get("params", {}).get(str(paths.PARAMS), {})
+def _prompts(asked: str, read: Read, stages: "dict[str, _Locked]") -> dict[str, Any]:
+    content = read(paths.SOURCES)
+    sources = _json(asked, paths.SOURCES, content) if content else {}
+    prepare = stages["prepare"].params if "prepare" in stages else {}
     return {
-        "sources": _json(asked, paths.SOURCES, sources)["bench"] if sources else None,
-        "prepare": prepare.get("prepare", {}),
+        "sources": sources.get("bench") if isinstance(sources, dict) else None,
+        "prepare": prepare.get(str(paths.PARAMS), {}).get("prepare", {}),
     }
 
 
-def _parsed_lock(asked: str, lock: bytes) -> dict[str, Any]:
+class _File(BaseModel):
+    path: str
+    md5: str | None = None
+
+
+class _Locked(BaseModel):
+    """A stage of dvc.lock, as far as it is read."""
+
+    deps: list[_File] = []
+    outs: list[_File] = []
+    params: dict[str, dict[str, Any]] = {}
+
+
+def _parsed_lock(asked: str, lock: bytes) -> dict[str, _Locked]:
     try:
-        return dict(YAML(typ="safe").load(StringIO(lock.decode()))["stages"])
-    except (YAMLError, UnicodeDecodeError, TypeError, KeyError):
+        stages = dict(YAML(typ="safe").load(StringIO(lock.decode()))["stages"])
+        return {name: _Locked.model_validate(entry) for name, entry in stages.items()}
+    except (YAMLError, ValueError, TypeError, KeyError, RecursionError):
         raise ValueError(f"{asked}: its dvc.lock is none that DVC wrote") from None
 
 

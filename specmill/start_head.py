@@ -15,7 +15,7 @@ from specmill.files import file_digest, read_object, write_json
 from specmill.head_checks import misfits
 from specmill.head_facts import PROVENANCE
 from specmill.head_shapes import WEIGHTS, tensor_shapes
-from specmill.inspection import mapping_fault
+from specmill.inspection import check_finite, mapping_fault
 from specmill.offline import expected_shapes
 from specmill.outside import convert, fetch
 from specmill.params_heads import OutsideHead
@@ -54,8 +54,9 @@ def take_head(
         reasons = misfits(config, tensor_shapes(folder), expected_shapes(folder), verifier)
         if reasons:
             raise DoesNotFit("; ".join(reasons))
+        check_finite(folder)
         tables = _tables(folder, config, draft_vocab_size, verifier)
-    except DoesNotFit as reason:
+    except ValueError as reason:
         raise ValueError(f"train.from {chosen.source}: {reason}") from None
     write_json(
         folder / PROVENANCE,

@@ -8,6 +8,8 @@ beside wave and the two times were not.
 """
 
 from dataclasses import dataclass
+from math import inf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,6 +63,33 @@ class StepTimes:
 def _ratios(point: Point) -> np.ndarray:
     """Median, least and greatest ratio to a step of `none`, [3]."""
     return np.array([point["ratio"], point["ratio_low"], point["ratio_high"]])
+
+
+def check_points(curves: dict[str, Any], file: Path) -> None:
+    """Refuse a file that somebody names and the stage `curves` has not written.
+
+    Raises:
+        ValueError: naming the file and what is missing or no number.
+    """
+    points = curves.get("points")
+    if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
+        raise ValueError(f"{file} has no `points`; `dvc repro curves` writes reports/curves.json")
+    if not {point.get("kind") for point in points} - {NONE}:
+        raise ValueError(f"{file} has step times of no kind of drafting; run `dvc repro curves`")
+    for number, point in enumerate(points):
+        needed = ["batch", "k", "step_ms", "ttft_ms"]
+        if point.get("kind") != NONE:
+            needed += ["ratio", "ratio_low", "ratio_high"]
+        wrong = [name for name in needed if not _is_number(point.get(name), name == "k")]
+        if wrong:
+            raise ValueError(f"{file}: points[{number}] has no number as {', '.join(wrong)}")
+    if not _is_number(curves.get("prompt_tokens"), may_be_zero=True):
+        raise ValueError(f"{file} has no number as prompt_tokens")
+
+
+def _is_number(value: Any, may_be_zero: bool) -> bool:
+    is_number = isinstance(value, int | float) and 0 <= value < inf
+    return is_number and (may_be_zero or value > 0)
 
 
 def step_times(curves: dict[str, Any], kind: str) -> StepTimes:

@@ -68,7 +68,7 @@ class HiddenStateStore:
         """Files that are named like shards and are none."""
         found = {}
         for path in sorted(folder.glob("[!.]*" + SUFFIX)):
-            if path.name not in self.shards:
+            if path.name not in self.shards and path.is_file():
                 try:
                     found[path.name] = read_shard(path)
                 except ValueError as error:

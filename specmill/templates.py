@@ -10,6 +10,7 @@ is tokenised, as in serving: the prompt's ids never depend on the answer.
 """
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from specmill.conversations import Conversation, Message
@@ -81,22 +82,7 @@ def split_render(
             before when the answer is added, its generation prompt is not how it renders an answer,
             or it leaves a tool call, reasoning or text out; or the answer holds the end marker.
     """
-    import jinja2
-
-    def render(messages: list[Message], generation_prompt: bool) -> str:
-        try:
-            return str(
-                tokenizer.apply_chat_template(
-                    messages,
-                    tools=tools or None,
-                    tokenize=False,
-                    add_generation_prompt=generation_prompt,
-                    **template_kwargs,
-                )
-            )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise TemplateError(f"the chat template refuses the messages: {error}") from None
-
+    render = partial(_render, tokenizer, tools, template_kwargs)
     if tokenizer.eos_token and tokenizer.eos_token in answer["content"]:
         raise TemplateError(f"the answer's text holds the end marker {tokenizer.eos_token!r}")
     before = render(history, generation_prompt=True)
@@ -133,6 +119,33 @@ def split_render(
             f"the chat template changes or leaves out the answer's text: {written[:60]!r}"
         )
     return before, written
+
+
+def _render(
+    tokenizer: Any,
+    tools: list[dict[str, Any]],
+    template_kwargs: dict[str, Any],
+    messages: list[Message],
+    generation_prompt: bool,
+) -> str:
+    import jinja2
+
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                messages,
+                tools=tools or None,
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **template_kwargs,
+            )
+        )
+    # a template is a program: it may divide by 0, overflow or call itself without an end
+    except (
+        jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError,
+        ArithmeticError, RecursionError,
+    ) as error:  # fmt: skip
+        raise TemplateError(f"the chat template refuses the messages: {error}") from None
 
 
 def _common_length(first: str, second: str) -> int:

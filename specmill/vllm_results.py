@@ -7,10 +7,10 @@ default; a detailed file holds every request, from which the others are computed
 
 import math
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from specmill.measured import (
     PERCENTILES,
@@ -19,6 +19,7 @@ from specmill.measured import (
     speculation_figures,
     without_folder,
 )
+from specmill.section import Count, Size
 
 MARKS = {"completed", "duration", "total_input_tokens"}
 """Keys that every version writes, and no other tool."""
@@ -36,20 +37,20 @@ class VllmResult(BaseModel):
     backend: str | None = None
     label: str | None = None
     model_id: str
-    num_prompts: int
-    request_rate: float
+    num_prompts: Size
+    request_rate: Annotated[float, Field(gt=0)]
     burstiness: float = 1.0
-    max_concurrency: int | None = None
+    max_concurrency: Count | None = None
     ramp_up_strategy: str | None = None
-    completed: int
-    failed: int = 0
-    total_input_tokens: int
-    total_output_tokens: int
+    completed: Size
+    failed: Size = 0
+    total_input_tokens: Size
+    total_output_tokens: Size
     output_throughput: float
-    spec_decode_num_drafts: int | None = None
-    spec_decode_draft_tokens: int = 0
-    spec_decode_accepted_tokens: int = 0
-    spec_decode_per_position_acceptance_rates: list[float] = []
+    spec_decode_num_drafts: Size | None = None
+    spec_decode_draft_tokens: Size = 0
+    spec_decode_accepted_tokens: Size = 0
+    spec_decode_per_position_acceptance_rates: list[Annotated[float, Field(ge=0, le=1)]] = []
     latencies: list[float] = []
     """Seconds; of every request, failed ones too, as the lists below."""
     ttfts: list[float] = []

@@ -32,7 +32,7 @@ def build_tables(
         d2t, int64 [draft_vocab_size], and t2d, bool [target_vocab_size].
 
     Raises:
-        ValueError: when the draft vocabulary is larger than the verifier's.
+        ValueError: when the draft vocabulary is larger than the verifier's, or an id is not of it.
     """
     from speculators.train.vocab_mapping import build_vocab_mappings_from_distribution
 
@@ -41,12 +41,22 @@ def build_tables(
             f"vocab.draft_vocab_size is {draft_vocab_size}, above the verifier's vocabulary "
             f"of {target_vocab_size}"
         )
+    _check_ids(counts, target_vocab_size)
     d2t, t2d = build_vocab_mappings_from_distribution(
         dict(counts), draft_vocab_size, target_vocab_size
     )
     tables = d2t.numpy(), t2d.numpy()
     check_tables(*tables, draft_vocab_size, target_vocab_size)
     return tables
+
+
+def _check_ids(counts: Counter[int], target_vocab_size: int) -> None:
+    if counts and not 0 <= min(counts) <= max(counts) < target_vocab_size:
+        raise ValueError(
+            f"data/prepared has token ids {min(counts)} to {max(counts)}, and the verifier's "
+            f"vocabulary {target_vocab_size} tokens: it is of another tokenizer; run "
+            "`dvc repro -f prepare`"
+        )
 
 
 def check_tables(
@@ -69,7 +79,14 @@ def check_tables(
 
 
 def coverage(counts: Counter[int], t2d: np.ndarray) -> float:
-    """Share of trained tokens that the draft vocabulary holds, 0 ... 1."""
+    """Share of trained tokens that the draft vocabulary holds, 0 ... 1.
+
+    Raises:
+        ValueError: when no token trains, or one is not of the verifier's vocabulary.
+    """
+    _check_ids(counts, len(t2d))
+    if not counts:
+        raise ValueError("no token of data/prepared trains; run `dvc repro -f prepare`")
     kept = sum(count for token, count in counts.items() if t2d[token])
     return kept / counts.total()
 
@@ -90,5 +107,5 @@ def load_tables(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """Read d2t.npy and t2d.npy; raises ValueError when one is damaged."""
     try:
         return np.load(folder / "d2t.npy"), np.load(folder / "t2d.npy")
-    except (EOFError, ValueError) as error:
+    except (EOFError, ValueError, MemoryError) as error:  # a header may claim any shape
         raise ValueError(f"{folder} is damaged ({error}); run `dvc repro -f vocab`") from None

@@ -46,6 +46,8 @@ def bits_by_component(config: dict[str, Any], bits: float | None = None) -> dict
     quantised = config.get("quantization_config")
     if quantised is None:
         return found
+    if not isinstance(quantised, dict):
+        raise ValueError(f"config.json: quantization_config is {quantised!r}; an object is needed")
     left_out = [entry for key in _LEFT_OUT for entry in quantised.get(key) or []]
     return found | {
         component: _bits(quantised)

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 import stages.head
 from specmill import compat, paths
 from specmill.files import read_json, write_json
-from specmill.outside import convert, fetch, name_of_verifier, read_tensors
+from specmill.head_tensors import read_tensors
+from specmill.outside import convert, fetch, name_of_verifier
 from specmill.params_heads import OutsideHead
 from specmill.section import DoesNotFit
 from tests.test_inspection import (
