@@ -216,10 +216,8 @@ def _shared_size(config: dict[str, Any]) -> int:
 
 def _windows(config: dict[str, Any]) -> tuple[int | None, ...]:
     """How far each layer looks back."""
-    num_layers, window = (
-        _need(config, "num_hidden_layers"),
-        _number(config, "sliding_window") or None,
-    )
+    num_layers = _need(config, "num_hidden_layers")
+    window = _number(config, "sliding_window") or None
     kinds = _list(config, "layer_types")
     if num_layers > _MOST_LAYERS:
         raise ValueError(f"config.json: num_hidden_layers is {num_layers}: no model has as many")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specmill.files import read_json, write_atomically
-from specmill.shards import FORMAT, Piece, Row, Shard, StateSpec, read_shard
+from specmill.shards import FORMAT, SUFFIX, Piece, Row, Shard, StateSpec, read_shard
 
 MANIFEST = "manifest.json"
 _WAY_OUT = "`dvc pull extract` fetches it, `dvc repro extract` on the verifier's machine makes it"
@@ -147,7 +147,7 @@ class Manifest:
 
 def _plain(name: str) -> str:
     """A file's name; raises ValueError for a path, which would lead out of the view."""
-    if Path(name).name != name:
+    if Path(name).name != name or not name.endswith(SUFFIX):
         raise ValueError(f"shard {name!r} is no file of the view")
     return name
 
