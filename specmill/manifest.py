@@ -6,6 +6,7 @@ data/hidden_states/
 """
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -75,7 +76,7 @@ class Manifest:
             """Whether it holds no states, because a running verifier is asked for them."""
             self.spec = StateSpec.of(fields)
             self.places = {
-                key: Piece(Row(key, num_tokens, checksum), files[number], offset)
+                key: Piece(Row(key, num_tokens, checksum), files[_index(number)], _index(offset))
                 for key, num_tokens, checksum, number, offset in samples
             }
             """Where each sample lies, by sample key, in dataset order."""
@@ -145,10 +146,17 @@ class Manifest:
             raise ValueError(f"{file} holds other states than {self.folder / MANIFEST} says")
 
 
+def _index(number: int) -> int:
+    """A place from 0 on; raises ValueError for what counts from the end or is none."""
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r} is no place")
+    return number
+
+
 def _plain(name: str) -> str:
-    """A file's name; raises ValueError for a path, which would lead out of the view."""
-    if Path(name).name != name or not name.endswith(SUFFIX):
-        raise ValueError(f"shard {name!r} is no file of the view")
+    """A shard's name; raises ValueError for a path, which would lead out of the view."""
+    if not re.fullmatch(r"[0-9a-f]{64}" + re.escape(SUFFIX), name):
+        raise ValueError(f"shard {name[:99]!r} is no file of the view")
     return name
 
 

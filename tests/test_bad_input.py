@@ -325,7 +325,7 @@ def test_a_line_of_the_index_edited_by_hand_is_named_and_its_shard_read_instead(
 KEYS = [sample_key([1, 2, 3]), sample_key([4, 5])]
 PLACES: list[tuple[int, Any]] = [
     (0, 5), (0, ["x"]), (1, -3), (1, "3"), (1, 1), (1, 10**9), (1, True), (2, "x"), (2, None),
-    (3, 7), (3, "0"), (3, 0.0), (4, 0), (4, -8), (4, "8"), (4, 10**12),
+    (3, -1), (3, 7), (3, "0"), (3, 0.0), (4, 0), (4, -8), (4, "8"), (4, 10**12),
 ]  # fmt: skip
 
 
