@@ -35,6 +35,10 @@ ENGINE_STEPS = "vllm:iteration_tokens_total"  # a histogram observed once per en
 HEAD_DIMS = {"cuda": range(8, 257, 8), "cpu": (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)}
 
 
+TOO_LONG = "context length"
+"""Part of what vLLM answers to a request that its context does not hold (renderers/params.py)."""
+
+
 def device() -> str:
     """`cuda` when torch sees a GPU, else `cpu`."""
     import torch

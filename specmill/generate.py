@@ -1,16 +1,21 @@
 """On-policy samples: every prompt answered by the verifier itself, turn after turn."""
 
 import hashlib
+import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Any
 
+from specmill import compat
 from specmill.client import Answer, Client, run_closed_loop
 from specmill.conversations import Conversation, Exchange, Message
 from specmill.params import Prepare
 from specmill.responses import ResponseCache, response_key
 from specmill.samples import Sample, make_sample
 from specmill.server import Server
+
+logger = logging.getLogger(__name__)
 
 Job = tuple[str, Conversation, dict[str, Any]]
 """(split, conversation, sampling parameters)"""
@@ -45,7 +50,8 @@ async def generate(
     *,
     concurrency: int,
     timeout_s: float,
-) -> tuple[list[list[Sample]], int]:
+    strict: bool = False,
+) -> tuple[list[list[Sample]], Counter[str]]:
     """Answer every job; servers are started only when an answer is missing from the cache.
 
     The history of a turn is what the verifier answered before. Where a conversation holds tool
@@ -53,14 +59,17 @@ async def generate(
     `concurrency` x the number of servers conversations in flight has one server, so that a slow one
     gets fewer.
 
+    A conversation that outgrows the context ends with the turn before, and is left out when there
+    is none: unless it is `strict` or a bench prompt, of which none may go in silence.
+
     Returns:
-        The assistant turns of each job, in job order, and the number of answers generated now. A
-        conversation goes on after an answer that was cut by its length, as a served one does.
+        The assistant turns of each job that has any, in job order; `num_generated`, answers made
+        now, and `num_too_long`, conversations that outgrew the context. A conversation goes on
+        after an answer that was cut by its length, as a served one does.
     """
-    generated = 0
+    counts: Counter[str] = Counter(num_generated=0, num_too_long=0)
 
     async def answer_turns(job: Job, client: Client | None) -> list[Sample] | None:
-        nonlocal generated
         split, conversation, sampling = job
         request = sampling | _rendering(conversation, template_kwargs)
         messages: list[Message] = []
@@ -75,16 +84,14 @@ async def generate(
                 try:
                     answer = await client.chat(messages, request)
                 except RuntimeError as error:
-                    way_out = (
-                        ". A conversation must fit verifier.max_model_len "
-                        f"({verifier['max_model_len']}) with its answers (prepare.max_tokens)"
-                    )
-                    raise RuntimeError(
-                        f"{split} prompt {conversation.said[0][:60]!r} ({conversation.category}), "
-                        f"turn {turn + 1}: {error}{way_out if 'context' in str(error) else ''}"
-                    ) from None
+                    fault = _fault(job, turn, error, verifier["max_model_len"])
+                    if strict or split == "bench" or compat.TOO_LONG not in str(error):
+                        raise RuntimeError(fault) from None
+                    logger.warning("left out from there on: %s", fault)
+                    counts["num_too_long"] += 1
+                    return samples
                 cache.add(key, answer)
-                generated += 1
+                counts["num_generated"] += 1
             samples.append(_as_sample(answer, conversation, split, turn))
             messages.append(_remembered(conversation, exchange, answer))
         return samples
@@ -95,7 +102,20 @@ async def generate(
         with start_servers() as servers:
             fresh = iter(await _shared_out(missing, servers, answer_turns, concurrency, timeout_s))
         known = [samples if samples is not None else next(fresh) for samples in known]
-    return [samples for samples in known if samples is not None], generated
+    return [samples for samples in known if samples], counts
+
+
+def _fault(job: Job, turn: int, error: RuntimeError, max_model_len: int) -> str:
+    """What went wrong with which prompt, and what to do where it is too long."""
+    split, conversation, _ = job
+    way_out = (
+        f". A conversation must fit verifier.max_model_len ({max_model_len}) with its answers "
+        "(prepare.max_tokens)"
+    )
+    return (
+        f"{split} prompt {conversation.said[0][:60]!r} ({conversation.category}), turn {turn + 1}: "
+        f"{error}{way_out if compat.TOO_LONG in str(error) else ''}"
+    )
 
 
 async def _shared_out(

@@ -76,7 +76,8 @@ class Prepare(Section):
     """Who answers training prompts: the verifier itself (on-policy) or the dataset. The verifier
     always answers held-out and bench prompts."""
     strict: bool
-    """Whether a row that is no conversation ends the run; false leaves it out with a count."""
+    """Whether a row that is no conversation, or outgrows the context, ends the run; false leaves it
+    out with a count."""
     limit: Count | None
     """Training prompts to use, picked by hash; null uses all."""
     heldout: Count

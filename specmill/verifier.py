@@ -57,6 +57,8 @@ def model_path(folder: Path) -> Path:
     """The folder that holds config.json and the weights of the verifier kept in `folder`."""
     reference = folder / REFERENCE
     if not reference.is_file():
+        if not (folder / "config.json").is_file():  # transformers would look on the Hub
+            raise ValueError(f"{folder} holds no model; `dvc repro verifier` makes it")
         return folder
     referred = read_json(reference)
     path = Path(referred["path"])

@@ -47,7 +47,7 @@ def main() -> None:
             runtime,
             paths.ROOT / "logs" / "prepare.log",
         )
-        answered, num_generated = asyncio.run(
+        answered, asked = asyncio.run(
             generate(
                 plan_jobs(picked, chosen),
                 verifier,
@@ -56,6 +56,7 @@ def main() -> None:
                 chosen.chat_template_kwargs,
                 concurrency=runtime.request_concurrency,
                 timeout_s=runtime.request_timeout_s,
+                strict=chosen.strict,
             )
         )
         splits, counts = split_and_filter(
@@ -63,8 +64,9 @@ def main() -> None:
         )
         for split, samples in splits.items():
             write_samples(paths.PREPARED / f"{split}.parquet", samples)
+        metrics["num_too_long"] = asked["num_too_long"]
         stage.write_metrics(paths.REPORTS / "prepare.json", metrics | counts)
-        stage.tracker.log_metrics({"num_generated": num_generated})
+        stage.tracker.log_metrics({"num_generated": asked["num_generated"]})
 
 
 if __name__ == "__main__":

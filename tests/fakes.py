@@ -94,6 +94,8 @@ class FakeVllm:
         """Authorization headers seen."""
         self.fail_after: int | None = None
         """Requests answered before every further one fails with status 500."""
+        self.refused: str | None = None
+        """A chat that ends with this text is longer than the context."""
         self.omitted: set[str] = set()
         """Names left out of the answers of chats."""
         self.hold: tuple[str, threading.Event] | None = None
@@ -130,6 +132,10 @@ class FakeVllm:
                 if failed or fake.paused:
                     error = {"error": {"message": "the fake is tired", "code": 500}}
                     self._send(500, json.dumps(error).encode())
+                elif fake.refused and fake.refused == body.get("messages", [{}])[-1].get("content"):
+                    message = "This model's maximum context length is 64 tokens."
+                    error = {"error": {"message": message, "code": 400}}
+                    self._send(400, json.dumps(error).encode())
                 elif self.path == "/v1/chat/completions":
                     self._send(200, json.dumps(fake.chat(body["messages"])).encode())
                 elif "logprobs" in body:

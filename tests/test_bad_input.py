@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from specmill import epilogue, index, predict
+from specmill import epilogue, index, predict, show
 from specmill.conversations import from_row
 from specmill.files import read_json, read_object
 from specmill.manifest import Manifest
@@ -425,6 +425,19 @@ def test_an_epilogue_without_a_comparison_says_what_writes_one(
     monkeypatch.setattr("sys.argv", ["epilogue"])
     with pytest.raises(SystemExit, match="is not there; `dvc repro` writes it"):
         epilogue.main()
+
+
+def test_a_sample_that_is_not_there_names_the_file_or_those_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"train\.parquet is not there; run `dvc repro prepare`"):
+        show.main(["show", "0"])
+    write_samples(Path("data/prepared/train.parquet"), [sample([1, 2], [3, 4])])
+    with pytest.raises(SystemExit, match="has samples 0 to 0, there is no 1"):
+        show.main(["show", "1"])
+    with pytest.raises(SystemExit, match="models/verifier holds no model; `dvc repro verifier`"):
+        show.main(["show", "0"])
 
 
 CONFIG = patients.SMOLLM

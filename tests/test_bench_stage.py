@@ -37,6 +37,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setattr(paths, "CACHE", tmp_path / ".cache")
     monkeypatch.setattr(compat, "engine_versions", lambda: VERSIONS)
     write_json(paths.IDENTITY, VERIFIER)
+    write_json(paths.VERIFIER / "config.json", {})
     write_json(paths.HARDWARE, HARDWARE)
     samples = prompts("coding", 4, 10) + prompts("maths", 4, 30)
     write_samples(paths.PREPARED / "bench.parquet", samples)

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,12 @@ class Runs:
     def answer(
         self, jobs: list[Job], concurrency: int = 1, **template_kwargs: Any
     ) -> tuple[list[list[Sample]], int]:
+        samples, counts = self.counted(jobs, concurrency, **template_kwargs)
+        return samples, counts["num_generated"]
+
+    def counted(
+        self, jobs: list[Job], concurrency: int = 1, strict: bool = False, **template_kwargs: Any
+    ) -> tuple[list[list[Sample]], Counter[str]]:
         return asyncio.run(
             generate(
                 jobs,
@@ -49,6 +56,7 @@ class Runs:
                 template_kwargs,
                 concurrency=concurrency,
                 timeout_s=30,
+                strict=strict,
             )
         )
 
@@ -357,3 +365,23 @@ def test_each_server_has_as_many_conversations_in_flight_as_asked(runs: Runs) ->
     jobs: list[Job] = [("train", prompt(f"question {n}"), greedy(8)) for n in range(6)]
     runs.answer(jobs, concurrency=3)
     assert [len(fake.requests) for fake in (runs.fake, *runs.others)] == [3, 3]
+
+
+def test_a_conversation_that_outgrows_the_context_ends_before_and_is_counted(
+    runs: Runs, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs.fake.refused = "long"
+    jobs: list[Job] = [
+        ("train", prompt(*turns), greedy(8))
+        for turns in (["short"], ["long"], ["short too", "long"], ["last"])
+    ]
+    answered, counts = runs.counted(jobs)
+    assert [[sample.turn for sample in samples] for samples in answered] == [[0], [0], [0]]
+    assert counts == {"num_generated": 3, "num_too_long": 2}
+    assert "train prompt 'long'" in caplog.text
+    assert "must fit verifier.max_model_len" in caplog.text
+    again = r"'long' .*, turn 1: .*context length.*\(prepare\.max_tokens\)"
+    with pytest.raises(RuntimeError, match=again):
+        runs.counted(jobs, strict=True)
+    with pytest.raises(RuntimeError, match=again):
+        runs.counted([("bench", prompt("long"), greedy(8))])

@@ -143,6 +143,9 @@ def test_a_package_without_a_gguf_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_weights_kept_in_the_folder_itself_need_no_reference(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no model; `dvc repro verifier` makes it"):
+        model_path(tmp_path)  # its name is not looked for on the Hub
+    (tmp_path / "config.json").write_text("{}")
     assert model_path(tmp_path) == tmp_path
 
 
