@@ -73,7 +73,7 @@ async def generate(
         split, conversation, sampling = job
         request = sampling | _rendering(conversation, template_kwargs)
         messages: list[Message] = []
-        samples = []
+        samples: list[Sample] = []
         for turn, exchange in enumerate(conversation.exchanges):
             messages += exchange.messages
             key = response_key(messages, verifier, request)
