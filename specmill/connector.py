@@ -13,7 +13,9 @@ the books (which request, which blocks, which lock); ours is what happens to the
 
 import ctypes
 import fcntl
+import hashlib
 import os
+import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,7 @@ from specmill.states import stage
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _BUFFER_BYTES = 64 * 2**20  # on the device; more does not make copies faster
+_FILE_NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 
 
 class _Done:
@@ -51,6 +54,20 @@ class HiddenStatesConnector(ExampleHiddenStatesConnector):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         self._buffer: torch.Tensor | None = None
         self._spec = StateSpec.of(self._kv_transfer_config.get_from_extra_config("states", None))
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        """Name files by requests; of a name that is none of a file, by its digest.
+
+        A client chooses the name of its request (X-Request-Id), and the example makes a path of it:
+        `x/../../../` would leave the staging folder.
+        """
+        metadata = super().build_connector_meta(scheduler_output)
+        for name in metadata.new_req_filenames:
+            if not _FILE_NAME.fullmatch(name):
+                named = f"{hashlib.sha256(name.encode()).hexdigest()}.safetensors"
+                path = os.path.join(self._storage_path, named)
+                metadata.new_req_filenames[name] = self._request_filenames[name] = path
+        return metadata
 
     def get_finished(self, finished_req_ids: set[str]) -> Any:
         """Hand the requests that this step has finished over to be staged, all at once."""

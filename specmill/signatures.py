@@ -57,6 +57,8 @@ USES = (
                "_req_copy_events", "_req_futures", "_kv_transfer_config", "_get_copy_stream",
                "has_connector_metadata", "_get_connector_metadata"),
     ),
+    Use(f"{_CONNECTOR}:ExampleHiddenStatesConnector.build_connector_meta", "connector.py",
+        ("scheduler_output",), overridden=True),
     Use(f"{_CONNECTOR}:ExampleHiddenStatesConnector.get_finished", "connector.py",
         ("finished_req_ids",), overridden=True),
     Use(f"{_CONNECTOR}:ExampleHiddenStatesConnector._on_write_done", "connector.py",

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -422,6 +423,30 @@ def test_a_failed_write_is_told_in_the_engines_log(
     finish(connector, place.staging, [("a", ids, [0])])
     wait_until(lambda: told)
     assert "No space left on device" in str(told[0])
+
+
+def named(name: str, storage: Path) -> str:
+    """The file that a request of this name is staged in."""
+    connector = HiddenStatesConnector.__new__(HiddenStatesConnector)
+    connector._storage_path, connector.allow_custom_save_path = str(storage), False
+    connector._pending_saves, connector._request_filenames = {}, {}
+    asked = SimpleNamespace(extra_args={"kv_transfer_params": {"hidden_states_path": "/etc/x"}})
+    request = SimpleNamespace(req_id=name, sampling_params=asked)
+    output = SimpleNamespace(scheduled_new_reqs=[request])
+    metadata = connector.build_connector_meta(output)
+    assert metadata.new_req_filenames == connector._request_filenames
+    return str(metadata.new_req_filenames[name])
+
+
+def test_the_name_of_a_request_decides_nothing_about_where_its_states_go(tmp_path: Path) -> None:
+    # sent as X-Request-Id
+    for name in ("cmpl-x/../../../home/me/.ssh/a", "cmpl-..", "cmpl-" + "a" * 300, "cmpl-a\nb-0"):
+        file = Path(named(name, tmp_path))
+        assert file.parent == tmp_path
+        assert len(file.name) < 250
+        assert "\n" not in file.name
+    assert named("cmpl-0a1b-0-9f", tmp_path) == f"{tmp_path}/cmpl-0a1b-0-9f.safetensors"
+    assert named("cmpl-a/b", tmp_path) != named("cmpl-a/c", tmp_path)
 
 
 def test_it_takes_what_the_installed_vllm_calls_it_with_as_the_table_says() -> None:
