@@ -26,9 +26,10 @@ from safetensors import safe_open
 from speculators.train.data import ArrowDataset
 from speculators.train.recovery import SampleUnavailable
 
+from specmill import paths
 from specmill.compat import API_KEY
 from specmill.samples import Sample, digest_of, key_of
-from specmill.shards import read_shard
+from specmill.shards import SUFFIX, read_shard
 from specmill.states import restore, wait_for
 from specmill.view import StateView, read_row
 
@@ -64,10 +65,10 @@ class StoreTransfer(HiddenStatesTransfer):
         """What the verifier has staged for a request, once it is whole.
 
         Raises:
-            ValueError: when it could not, when it stages other states than the view says, or when
-                the file's bytes changed on the way.
+            ValueError: when it could not, when it stages elsewhere or other states than the view
+                says, or when the file's bytes changed on the way.
         """
-        path = Path(hs_transfer_params["hidden_states_path"])
+        path = _staged(hs_transfer_params["hidden_states_path"])
         wait_for(path)
         if (reason := path.with_suffix(".error")).is_file():
             raise ValueError(reason.read_text())
@@ -80,9 +81,14 @@ class StoreTransfer(HiddenStatesTransfer):
         return self._unpacked(tensors["ids"], tensors["states"], tensors.get("scales"))
 
     def delete(self, handle: str) -> None:
-        """Remove what the verifier had staged."""
-        for path in (Path(handle), Path(handle + ".lock"), Path(handle).with_suffix(".error")):
-            path.unlink(missing_ok=True)
+        """Remove what the verifier had staged.
+
+        Raises:
+            ValueError: when it lies elsewhere: a server must not choose what is deleted.
+        """
+        path = _staged(handle)
+        for one in (path, path.with_name(path.name + ".lock"), path.with_suffix(".error")):
+            one.unlink(missing_ok=True)
 
     def _unpacked(
         self, ids: torch.Tensor, states: torch.Tensor, scales: torch.Tensor | None
@@ -91,6 +97,17 @@ class StoreTransfer(HiddenStatesTransfer):
             "token_ids": ids.long(),
             "hidden_states": states if scales is None else restore(states, scales, self._dtype),
         }
+
+
+def _staged(named: str) -> Path:
+    """What a server names, if it lies in the staging folder, whatever links lead to it."""
+    path, staging = Path(named).resolve(), paths.STAGING.resolve()
+    if path.parent != staging or path.suffix != SUFFIX:
+        raise ValueError(
+            f"the verifier stages {path}, which is no shard in {staging}; start it with --staging "
+            "set to that folder, under the same path on both machines"
+        )
+    return path
 
 
 @HiddenStatesBackend.register("specmill")
@@ -207,7 +224,11 @@ class StoredSamples(ArrowDataset):
 
     def _setup_client(self) -> None:
         self.client = openai.OpenAI(
-            base_url=self.vllm_endpoint, api_key=os.environ.get(API_KEY) or "EMPTY", max_retries=0
+            base_url=self.vllm_endpoint,
+            api_key=os.environ.get(API_KEY) or "EMPTY",
+            max_retries=0,
+            # a proxy must not see the key and the samples
+            http_client=openai.DefaultHttpxClient(trust_env=False),
         )
         self.model = "verifier"
 

@@ -16,6 +16,7 @@ import torch
 from datasets import Dataset
 from hs_connectors import HiddenStatesBackend
 
+from specmill import paths
 from specmill.loading import make_loader
 from specmill.manifest import write_manifest
 from specmill.samples import Sample
@@ -223,11 +224,14 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def online(tmp_path: Path) -> Iterator[tuple[list[Sample], Verifier, StateView]]:
+def online(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[list[Sample], Verifier, StateView]]:
     samples, states = random_samples(2)
     by_ids = {tuple(s.input_ids.tolist()): x for s, x in zip(samples, states, strict=True)}
     write_manifest(tmp_path / "view", SPEC, [], online=True)
     server = Verifier(tmp_path / "staging", SPEC, by_ids)
+    monkeypatch.setattr(paths, "STAGING", server.staging)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield samples, server, StateView(tmp_path / "view")
     server.shutdown()
@@ -280,3 +284,41 @@ def test_online_training_takes_exactly_one_server(
     samples, _, view = online
     with pytest.raises(ValueError, match=r"takes one server in runtime\.extract_endpoints"):
         StoredSamples(samples, view, view.folder, 64, torch.bfloat16, endpoints, 60)
+
+
+def test_a_server_cannot_have_another_file_read_or_deleted(
+    online: tuple[list[Sample], Verifier, StateView], tmp_path: Path
+) -> None:
+    samples, server, view = online
+    mine = tmp_path / "mine.safetensors"
+    ids = torch.tensor(samples[0].input_ids)
+    stage(mine, SPEC, ids, server.states[tuple(samples[0].input_ids.tolist())])
+    (server.staging / "link.safetensors").symlink_to(mine)
+    (server.staging / "of_ours.txt").write_text("kept")
+    transfer = StoreTransfer(view, [samples[0].sample_key], torch.bfloat16)
+    for named in (
+        str(mine),
+        f"{server.staging}/../mine.safetensors",
+        f"{server.staging}/link.safetensors",
+        f"{server.staging}/of_ours.txt",
+        f"{server.staging}/..",
+    ):
+        with pytest.raises(ValueError, match=r"no shard in .*staging; start it with --staging"):
+            transfer.get_generated({"hidden_states_path": named})
+        with pytest.raises(ValueError, match="no shard in"):
+            transfer.delete(named)
+    assert mine.is_file()
+    assert (server.staging / "of_ours.txt").read_text() == "kept"
+
+
+def test_no_proxy_sees_the_samples_and_the_key_of_online_training(
+    online: tuple[list[Sample], Verifier, StateView], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples, server, view = online
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # the discard port: nobody answers
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    dataset = stored(samples, view, endpoints=[server.url])
+    dataset.max_retries = 0
+    assert len(dataset[0]["input_ids"]) == 12
