@@ -17,6 +17,7 @@ Run      python -m benchmarks.extraction --samples 160 --rounds 2 --json FILE
 import argparse
 import contextlib
 import dataclasses
+import os
 import statistics
 import subprocess
 import sys
@@ -160,11 +161,11 @@ def _generate_offline_data(served: Any, data: Path, num_samples: int) -> float:
     """Run speculators' command; seconds of its own progress, without its imports."""
     # its clients say EMPTY as their key, the server wants its own
     code = (
-        "import time, openai\n"
+        "import os, time, openai\n"
         "from speculators.cli import app\n"
         "for kind in (openai.OpenAI, openai.AsyncOpenAI):\n"
         "    def init(self, *, _init=kind.__init__, api_key=None, **more):\n"
-        f"        _init(self, api_key={served.api_key!r}, **more)\n"
+        "        _init(self, api_key=os.environ['OPENAI_API_KEY'], **more)\n"
         "    kind.__init__ = init\n"
         "started = time.monotonic()\n"
         "try:\n    app()\n"
@@ -173,6 +174,7 @@ def _generate_offline_data(served: Any, data: Path, num_samples: int) -> float:
     done = subprocess.run(
         [sys.executable, "-c", code, "generate-offline-data", "--endpoint", f"{served.url}/v1",
          "--preprocessed-data", str(data), "--concurrency", "32", "--fail-on-error"],
+        env=os.environ | {"OPENAI_API_KEY": served.api_key},
         capture_output=True, text=True,
     )  # fmt: skip
     written = len(list((data / "hidden_states").glob("hs_*.safetensors")))

@@ -91,7 +91,10 @@ def weight_files(model: Path) -> list[Path]:
         ValueError: when there are none, or one of the index is missing.
     """
     if (model / INDEX).is_file():
-        files = sorted({model / name for name in read_json(model / INDEX)["weight_map"].values()})
+        names = sorted(set(read_json(model / INDEX)["weight_map"].values()))
+        if outside := [name for name in names if name != Path(name).name]:
+            raise ValueError(f"{model / INDEX} names {outside[0]!r}, which is no file beside it")
+        files = [model / name for name in names]
     else:
         files = sorted(model.glob("*.safetensors"))
     missing = [file.name for file in files if not file.is_file()]

@@ -76,9 +76,10 @@ def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[N
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+        # never through a link: in a folder that users share another's may lead to a file of ours
+        handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)
     except PermissionError:  # another user's, in a folder that users share; reading is enough
-        handle = os.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         try:
             fcntl.flock(handle, kind | fcntl.LOCK_NB)

@@ -31,7 +31,13 @@ print(verifier.model_path(paths.VERIFIER))')""".splitlines()
 
 _USE = f"""\
 Run: sh reports/serve.sh [more flags of vLLM, which win]. It listens on 127.0.0.1:{PORT} only; with
-VLLM_API_KEY set clients need that key."""
+VLLM_API_KEY set clients need that key, and without one no other --host is taken."""
+
+
+_OPEN = """\
+case " $* " in
+  *" --host"*) : "${VLLM_API_KEY:?set a key before other machines can ask: --host}" ;;
+esac"""
 
 
 _EAGER = """\
@@ -85,6 +91,7 @@ def serve_script(
         lines += _comment("If no request is ever sampled (temperature 0 throughout):")
         lines.append(f"#   sh reports/serve.sh --speculative-config {config}")
     lines += _HEAD
+    lines += _OPEN.splitlines()
     lines += _exports(compat.engine_environment(machine, runtime.cpu_kv_cache_gib))
     return "\n".join([*lines, *_command(machine, flags)]) + "\n"
 
@@ -160,7 +167,7 @@ def _command(machine: str, flags: list[str]) -> list[str]:
         lines = ['exec vllm serve "$model"']
     for word in rest:
         if word.startswith("--"):
-            lines.append(word)
+            lines.append(shlex.quote(word))
         else:
             lines[-1] += f" {shlex.quote(word)}"
     return [f"{line} \\" for line in [lines[0], *(f"  {line}" for line in lines[1:])]] + ['  "$@"']

@@ -6,7 +6,8 @@ staged in a folder that whoever asks for them must see under the same path.
 Run      python -m specmill.serve_states --port 8001
          dvc exp run -S 'runtime.extract_endpoints=[http://127.0.0.1:8001]' ...
 
-SPECMILL_API_KEY in the environment of both is asked for and sent as the key.
+SPECMILL_API_KEY in the environment of both is the key: a server that writes files for whoever asks
+is not started without one, not even on loopback, where every user of the machine can ask.
 """
 
 import argparse
@@ -21,8 +22,6 @@ from specmill.files import read_json
 from specmill.layers import states_of
 from specmill.params_file import load_params
 from specmill.verifier import model_path
-
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def main() -> None:
@@ -47,10 +46,10 @@ def main() -> None:
 
 def _command(host: str, port: int, staging: Path) -> tuple[list[str], dict[str, str]]:
     key = os.environ.get(compat.API_KEY)
-    if host not in _LOOPBACK and not key:
+    if not key:
         raise ValueError(
-            f"--host {host} is open to other machines; set {compat.API_KEY}, here and where states "
-            "are asked for, or listen on 127.0.0.1"
+            f"{compat.API_KEY} is not set; choose a key, here and where states are asked for: "
+            f"export {compat.API_KEY}=$(python -c 'import secrets; print(secrets.token_hex())')"
         )
     if not paths.IDENTITY.is_file():
         raise ValueError(f"{paths.IDENTITY} is missing; run `dvc repro verifier`")
@@ -67,8 +66,7 @@ def _command(host: str, port: int, staging: Path) -> tuple[list[str], dict[str, 
         *("--host", host),
     ]
     environment = os.environ | compat.engine_environment(machine, runtime.cpu_kv_cache_gib)
-    if key:
-        environment["VLLM_API_KEY"] = key
+    environment["VLLM_API_KEY"] = key
     return compat.server_command(model, port, flags), environment
 
 

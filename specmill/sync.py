@@ -220,6 +220,8 @@ def _fetch_identity(root: Path, folder: Path) -> None:
     for entry in read_yaml(folder / LOCK)["stages"].values():
         for dep in entry.get("deps", []):
             md5 = dep.get("md5", "")
+            if not re.fullmatch(r"[0-9a-f]{32}", md5):  # a folder's ends in .dir
+                continue
             cached = root / ".dvc" / "cache" / "files" / "md5" / md5[:2] / md5[2:]
             if dep["path"] == str(paths.IDENTITY) and cached.is_file():
                 (folder / paths.IDENTITY).parent.mkdir(parents=True, exist_ok=True)

@@ -106,6 +106,7 @@ def save_tables(folder: Path, d2t: np.ndarray, t2d: np.ndarray) -> None:
 def load_tables(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """Read d2t.npy and t2d.npy; raises ValueError when one is damaged."""
     try:
-        return np.load(folder / "d2t.npy"), np.load(folder / "t2d.npy")
+        d2t, t2d = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("d2t", "t2d"))
+        return d2t, t2d
     except (EOFError, ValueError, MemoryError) as error:  # a header may claim any shape
         raise ValueError(f"{folder} is damaged ({error}); run `dvc repro -f vocab`") from None

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -209,8 +210,11 @@ def test_two_servers_share_the_work_and_one_takes_over_when_the_other_dies(
 def test_training_online_gives_the_head_that_training_from_the_store_gives(
     shared: Any, pipeline: Workspace
 ) -> None:
-    _, _, server = shared
+    extraction, _, server = shared
     folder = pipeline.folder
+    staging = folder / ".cache/staging"  # where alone a training reads what a server names
+    shutil.rmtree(staging)
+    staging.symlink_to(extraction.folder / "staging")
     weights = folder / "models/eagle3/model.safetensors"
     few = ("-S", "train.epochs=1", "-S", "train.max_samples=12")
     pipeline.run("dvc", "exp", "run", *few, "train")
@@ -220,6 +224,7 @@ def test_training_online_gives_the_head_that_training_from_the_store_gives(
     assert "train" in stages
     assert not list((folder / "data/hidden_states").glob("*.safetensors"))
     assert weights.read_bytes() == stored
+    staging.unlink()
     pipeline.reset()
 
 

@@ -19,7 +19,7 @@ from specmill.records import read_requests
 from specmill.samples import Sample, read_samples
 from specmill.view import StateView
 from specmill.vocab import load_tables
-from tests.workspace import Workspace
+from tests.workspace import CANARY, Workspace
 
 pytestmark = pytest.mark.e2e
 
@@ -273,6 +273,12 @@ def test_sampling_is_tested_through_the_real_engine_and_its_fault_stands_in_the_
     table = (folder / "reports/comparison.md").read_text()
     assert "| ngram † |" in table
     assert "vllm#55005" in table
+
+
+def test_no_secret_of_the_environment_is_in_anything_that_was_written(folder: Path) -> None:
+    # binary files too: MLflow's database, DVC's caches, logs of every engine
+    found = subprocess.run(["grep", "-rlF", CANARY, folder], capture_output=True, text=True)
+    assert (found.stdout, found.returncode) == ("", 1)
 
 
 def test_mlflow_has_one_finished_run_per_stage_with_parameters_and_commit(folder: Path) -> None:

@@ -46,7 +46,7 @@ def script(
     return serve_script(record, methods(), VERIFIER, hardware, bench, spread, PARAMS.runtime)
 
 
-def run(folder: Path, text: str, *more: str) -> tuple[list[str], dict[str, str]]:
+def run(folder: Path, text: str, *more: str, key: str = "") -> tuple[list[str], dict[str, str]]:
     """The command line and environment that a script in a repository of that name comes to."""
     repository = folder / "a repository"
     tools = repository / ".venv" / "bin"
@@ -66,7 +66,7 @@ esac
     python.chmod(0o755)
     (tools / "vllm").write_text(python.read_text())
     (tools / "vllm").chmod(0o755)
-    environment = {"PATH": os.environ["PATH"], "CDPATH": str(folder)}
+    environment = {"PATH": os.environ["PATH"], "CDPATH": str(folder), "VLLM_API_KEY": key}
     done = subprocess.run(
         ["sh", str(repository / "reports/serve.sh"), *more],
         cwd=folder,
@@ -98,6 +98,20 @@ def test_the_adopted_option_is_served_with_its_head_by_a_relative_path(tmp_path:
     }  # fmt: skip
     assert "--enforce-eager" in words
     assert words[-2:] == ["--port", "9000"]  # after ours, so that it wins
+
+
+@pytest.mark.parametrize("host", [["--host", "0.0.0.0"], ["--port", "1", "--host=0.0.0.0"]])
+def test_other_machines_are_not_let_in_without_a_key(tmp_path: Path, host: list[str]) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        run(tmp_path, script(), *host)
+    assert "VLLM_API_KEY: set a key before other machines can ask" in refused.value.stderr
+    assert not (tmp_path / "words").exists()
+
+
+def test_with_a_key_a_host_is_taken(tmp_path: Path) -> None:
+    words, environment = run(tmp_path, script(), "--host", "0.0.0.0", key="chosen")
+    assert words[-2:] == ["--host", "0.0.0.0"]
+    assert environment["VLLM_API_KEY"] == "chosen"
 
 
 def test_a_script_of_uncompiled_engines_says_that_they_were_for_a_test() -> None:

@@ -1,12 +1,19 @@
 """A scratch copy of the repository with a Git history of its own, in which DVC can run."""
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+CANARY = secrets.token_hex(16)
+"""What a user keeps secret: whatever is written holds it nowhere."""
+_SECRETS = (
+    "SPECMILL_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
+    "MLFLOW_TRACKING_PASSWORD", "OPENAI_API_KEY",
+)  # fmt: skip
 
 
 class Workspace:
@@ -35,6 +42,7 @@ class Workspace:
             "DVC_NO_ANALYTICS": "1",
             "DVC_SITE_CACHE_DIR": str(folder.parent / "site-cache"),
             "MLFLOW_DISABLE_TELEMETRY": "true",
+            **dict.fromkeys(_SECRETS, CANARY),
             **{f"GIT_{who}_NAME": "test" for who in ("AUTHOR", "COMMITTER")},
             **{f"GIT_{who}_EMAIL": "test@localhost" for who in ("AUTHOR", "COMMITTER")},
         }
