@@ -34,6 +34,7 @@ from specmill.doctor_verifier import (
 from specmill.draft_config import read_draft
 from specmill.finding import Finding
 from specmill.machine_look import MachineNow, look
+from specmill.masked import masked
 from specmill.methods import check_methods
 from specmill.params import Params
 from specmill.params_file import load_params
@@ -249,13 +250,13 @@ def main(arguments: list[str]) -> None:
     try:
         params = load_params(chosen.params)
     except (ValueError, OSError) as error:
-        sys.exit(f"problem  params: {error}")
+        sys.exit(masked(f"problem  params: {error}"))
     answer = examine(params, see(params), doctor_services.check_all(params))
     price = chosen.dollars_per_hour
     if chosen.json:
-        sys.stdout.write(json.dumps(as_data(answer, price), indent=2) + "\n")
+        sys.stdout.write(masked(json.dumps(as_data(answer, price), indent=2)) + "\n")
     else:
-        sys.stdout.write(text(answer, price))
+        sys.stdout.write(masked(text(answer, price)))
     sys.exit(1 if answer.is_ill else 0)
 
 

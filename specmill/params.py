@@ -3,11 +3,9 @@
 The text under each key is its description in docs/params.md.
 """
 
-import re
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from specmill.params_bench import Bench
 from specmill.params_curves import Curves
@@ -28,6 +26,7 @@ from specmill.params_heads import (
 from specmill.params_imported import Imported, check_names
 from specmill.params_parallel import Parallel
 from specmill.params_scheduled import Scheduled, check_scheduled
+from specmill.params_urls import Endpoints, TrackingUri
 from specmill.section import Count, Name, Section, Seed, Size
 
 TRAINED_HEAD = "models/eagle3"
@@ -203,18 +202,6 @@ class Method(Section):
     """What else the method can be told; its file says what."""
 
 
-def _endpoints(urls: list[str]) -> list[str]:
-    """Base URLs, each once, without a slash at the end."""
-    for url in urls:
-        host = r"([\w.\-]+|\[[0-9a-f:]+\])"
-        if not re.fullmatch(rf"https?://{host}(:[0-9]+)?/?", url) or urlsplit(url).port == 0:
-            raise ValueError(f"{url!r} is no server; write http:// and host:port")
-    bare = [url.rstrip("/") for url in urls]
-    if len(set(bare)) != len(bare):
-        raise ValueError(f"a server is named twice in {urls}")
-    return bare
-
-
 class Runtime(Section):
     """What cannot change a result; no stage depends on it."""
 
@@ -229,7 +216,7 @@ class Runtime(Section):
     which pays where one is held up by its own Python (a small verifier)."""
     extract_window: Count
     """Tokens under way at an engine in extract, asked for and not yet in a shard being filled."""
-    extract_endpoints: Annotated[list[str], AfterValidator(_endpoints)]
+    extract_endpoints: Endpoints
     """Running servers that share the extraction (specmill.serve_states); [] starts one here."""
     extract_engines: Count
     """Engines that extract starts on this machine where no endpoints are given; more of them than
@@ -243,7 +230,7 @@ class Runtime(Section):
     """Longest time a server may take to become healthy."""
     request_timeout_s: Count
     """Longest time one request may take."""
-    tracking_uri: str | None
+    tracking_uri: TrackingUri
     """MLflow server (MLFLOW_TRACKING_URI wins); null keeps mlflow.db beside dvc.yaml."""
     register_head: str | None
     """Name in MLflow's model registry to register the head under; null registers nothing."""

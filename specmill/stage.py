@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 from specmill import paths, processes
 from specmill.files import locked, machine_lock, write_json
+from specmill.masked import MaskedFormatter, masked
 from specmill.params import Params
 from specmill.params_file import load_params
 from specmill.tracking import Tracker, track
@@ -68,12 +69,11 @@ def open_stage(
     """
     show_help()
     is_first = processes.rank() == 0
-    logging.basicConfig(
-        level=os.environ.get("SPECMILL_LOG_LEVEL", "INFO" if is_first else "WARNING"),
-        format="%(asctime)s %(name)s %(levelname)s %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
+    form = "%(asctime)s %(name)s %(levelname)s %(message)s"
+    told = logging.StreamHandler(sys.stderr)
+    told.setFormatter(MaskedFormatter(form, datefmt="%H:%M:%S"))
+    level = os.environ.get("SPECMILL_LOG_LEVEL", "INFO" if is_first else "WARNING")
+    logging.basicConfig(level=level, handlers=[told])
     for chatty in ("httpx", "mlflow", "alembic", "speculators"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _leave)
@@ -99,7 +99,7 @@ def open_stage(
                 yield Stage(name, params, tracker, waited_s)
     except (ValueError, RuntimeError, OSError, ModuleNotFoundError, SafetensorError) as error:
         logger.debug("traceback", exc_info=True)
-        sys.exit(f"{name}: {error}{_way_out(error)}")
+        sys.exit(masked(f"{name}: {error}{_way_out(error)}"))
     except KeyboardInterrupt:
         sys.exit(f"{name}: interrupted; finished work is kept, run it again to go on")
     logger.info("%s done in %.0f s", name, time.monotonic() - started)

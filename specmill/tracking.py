@@ -25,6 +25,7 @@ from typing import Any
 
 from specmill.files import locked
 from specmill.liveness import process_tags, reap, start_watcher
+from specmill.masked import masked
 from specmill.revision import origin_tags
 
 logger = logging.getLogger(__name__)
@@ -244,8 +245,8 @@ def warn(error: Exception) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, without the SQL or the traceback that follows."""
-    return (str(error) or type(error).__name__).splitlines()[0]
+    """What an error says, without passwords and without the SQL or traceback that follows."""
+    return masked((str(error) or type(error).__name__).splitlines()[0])
 
 
 def tracking_errors() -> tuple[type[Exception], ...]:

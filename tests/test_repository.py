@@ -19,6 +19,7 @@ from tests.workspace import ROOT
 
 FRAME = {
     "specmill/liveness.py",
+    "specmill/masked.py",
     "specmill/params.py",
     "specmill/params_bench.py",
     "specmill/params_curves.py",
@@ -28,6 +29,7 @@ FRAME = {
     "specmill/params_imported.py",
     "specmill/params_parallel.py",
     "specmill/params_scheduled.py",
+    "specmill/params_urls.py",
     "specmill/paths.py",
     "specmill/processes.py",
     "specmill/revision.py",
