@@ -4,7 +4,7 @@ from typing import Any
 
 from specmill.decision import STATUSES
 from specmill.options import ADOPT, PENDING, RULED_OUT
-from specmill.tables import cell
+from specmill.tables import cell, document
 
 _GATES = {ADOPT: "Reconsider if", PENDING: "Worth it if", RULED_OUT: "Reopen if"}
 
@@ -38,7 +38,7 @@ def decision_text(record: dict[str, Any]) -> str:
         lines += [line for note in record["footnotes"] for line in (note, "")]
         lines += ["## Evidence", "", *evidence_lines(record), ""]
     lines += [f"## {changes_title(record)}", "", *change_lines(record), ""]
-    return "\n".join([*lines, "## Rules", "", *RULES]) + "\n"
+    return document([*lines, "## Rules", "", *RULES])
 
 
 def limit_lines(record: dict[str, Any]) -> list[str]:
@@ -58,7 +58,7 @@ def options_table(record: dict[str, Any]) -> list[str]:
     loads += sorted(used - {*loads})  # of an option whose row is gone
     headings = ["option", "status", "rests on", *loads, "against it", "would change that"]
     rules = ["---"] * 3 + ["---:"] * len(loads) + ["---"] * 2
-    lines = [f"| {' | '.join(row)} |" for row in (headings, rules)]
+    lines = [f"| {' | '.join(map(cell, row))} |" for row in (headings, rules)]
     for status in STATUSES:
         lines += [_line(one, loads) for one in options if one["status"] == status]
     if used:

@@ -21,7 +21,7 @@ from specmill.options import BY_HAND, PENDING, Option
 from specmill.params_file import read_yaml
 from specmill.section import Section
 
-Line = Annotated[str, Field(pattern=r"^[^|\n]*[^\s|][^|\n]*$")]
+Line = Annotated[str, Field(pattern=r"^[^|\n\r]*[^\s|][^|\n\r]*$")]
 """Text that fits into a line of a table."""
 
 
@@ -41,7 +41,7 @@ class Decisions(Section):
     """All of decisions.yaml."""
 
     options: list[HandOption] = Field(default_factory=list)
-    gates: dict[str, Line] = Field(default_factory=dict)
+    gates: dict[Line, Line] = Field(default_factory=dict)
     """Gate by the name of an option that is computed."""
 
     @model_validator(mode="after")

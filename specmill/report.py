@@ -16,6 +16,7 @@ from specmill.samples import ALL
 from specmill.sampling_section import Sampling, sampling_section
 from specmill.tables import (
     Named,
+    document,
     latency_table,
     overview_table,
     percent,
@@ -114,7 +115,7 @@ def comparison(
         *heads_section(results),
         *engine_table(results),
     ]
-    return "\n".join(lines).rstrip() + "\n"
+    return document(lines)
 
 
 def tables_by_load(

@@ -10,6 +10,7 @@ from typing import Any
 
 from specmill import paths
 from specmill.samples import Sample, read_samples
+from specmill.tables import visible
 from specmill.verifier import load_tokenizer
 
 
@@ -18,7 +19,7 @@ def marked_text(sample: Sample, tokenizer: Any, opening: str, closing: str) -> s
     pieces = []
     pairs = zip(sample.input_ids.tolist(), sample.loss_mask.tolist(), strict=True)
     for trained, run in itertools.groupby(pairs, key=lambda pair: pair[1]):
-        text = tokenizer.decode([token for token, _ in run], skip_special_tokens=False)
+        text = visible(tokenizer.decode([token for token, _ in run], skip_special_tokens=False))
         pieces.append(f"{opening}{text}{closing}" if trained else text)
     return "".join(pieces)
 

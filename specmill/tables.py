@@ -4,6 +4,7 @@ A row has an interval, or there is a reason: a method that is not served has no 
 that another tool measured was measured once, and few pairs have none.
 """
 
+import re
 from itertools import chain
 
 from specmill.intervals import FASTER, SLOWER
@@ -115,7 +116,7 @@ def prompt_type_table(rows: Named) -> list[str]:
         if row.get("speedup") is not None and row["num_speculative_tokens"] and category != ALL:
             length = figure(row, "acceptance_length", ".2f")
             figures = [_speeds(row), change(row), _verdict(row), length]
-            line = f"| {category} | {method} | {' | '.join(figures)} |"
+            line = f"| {cell(category)} | {method} | {' | '.join(figures)} |"
             grouped.setdefault((method, category), []).append(line)
     return [*lines, *chain.from_iterable(grouped.values()), ""] if grouped else []
 
@@ -180,6 +181,28 @@ def figure(row: Row, name: str, form: str) -> str:
 def cell(text: str) -> str:
     """A text from elsewhere as a cell: a bar in it would begin another, a line break a row."""
     return " ".join(text.split()).replace("|", r"\|")
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def visible(text: str) -> str:
+    """`text` without control characters, which a terminal would obey; lines and tabs stay."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+_MARKUP = re.compile(r"<(?=[A-Za-z/!?])|\]\(")
+"""What begins a tag of HTML, a link in angle brackets, or the target of a link or picture."""
+
+
+def document(lines: list[str]) -> str:
+    """Lines of Markdown as a file in which nothing from elsewhere is a tag, a link or a line.
+
+    A prompt type, an engine's message or a head's config may hold anything; what we write ourselves
+    has no tags and no links. In Markdown a backslash before punctuation makes text of it.
+    """
+    whole = (visible(" ".join(line.splitlines())) for line in lines)
+    return "\n".join(_MARKUP.sub(r"\\\g<0>", line) for line in whole).rstrip() + "\n"
 
 
 def percent(ratio: float) -> str:
