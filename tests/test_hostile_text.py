@@ -16,7 +16,7 @@ from tests.test_report import HARDWARE, NOTHING_PREDICTED
 
 HOSTILE = (
     'a | b\r\n\n# Hacked\n\n<script>alert("x")</script> <img src=x> <!-- '
-    "[here](javascript:alert(1)) ![](https://127.0.0.1/seen.png) <https://127.0.0.1> ` \x85 |"
+    "[here](javascript:alert(1)) ![](https://127.0.0.1/seen.png) <https://127.0.0.1/> ` \x85 |"
 )
 
 

@@ -83,6 +83,7 @@ def test_a_stage_that_fails_names_no_secret(
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(paths, "ROOT", tmp_path)
     monkeypatch.setattr(paths, "CACHE", tmp_path / ".cache")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # a bench may have the machine alone
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(SystemExit) as ended, open_stage("prepare", ["prepare"]):
         raise OSError(f"ftp://me:{CANARY}@host refused Bearer {CANARY}")
