@@ -175,7 +175,13 @@ def _interpreter() -> str:
 
 def verifier_arguments(verifier: dict[str, Any]) -> list[str]:
     """Server flags that the verifier decides, from its identity.json."""
-    return ["--max-model-len", str(verifier["max_model_len"]), "--dtype", verifier["dtype"]]
+    flags = ["--max-model-len", str(verifier["max_model_len"]), "--dtype", verifier["dtype"]]
+    return [*flags, "--trust-remote-code"] if trusted_code(verifier) else flags
+
+
+def trusted_code(verifier: dict[str, Any]) -> dict[str, bool]:
+    """Argument of vLLM's `LLM` where the verifier's own code may run, from its identity.json."""
+    return {"trust_remote_code": True} if verifier.get("trust_remote_code") else {}
 
 
 def engine_arguments(machine: str, gpu_memory_utilization: float) -> list[str]:

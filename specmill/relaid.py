@@ -134,7 +134,7 @@ def relaid_config(model: Path, experts: Experts) -> Any:
     """
     from transformers import AutoConfig, MixtralConfig
 
-    config = AutoConfig.from_pretrained(model)
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     fault = None
     if config.model_type != "llama":
         fault = f"it is a {config.model_type}"

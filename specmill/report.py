@@ -58,6 +58,13 @@ def sampled(results: Results) -> Sampling:
     return {name: result["sampling"] for name, result in results.items() if "sampling" in result}
 
 
+def trust_note(verifier: dict[str, Any]) -> list[str]:
+    """A sentence where code that came with the verifier was run (its identity.json)."""
+    if not verifier.get("trust_remote_code"):
+        return []
+    return [f"{verifier['name']} runs code of its own repository (`verifier.trust_remote_code`)."]
+
+
 def setting(hardware: dict[str, Any], verifier: dict[str, Any]) -> str:
     """What was measured and on what, in a line."""
     gpus = Counter(gpu["name"] for gpu in hardware["gpus"])

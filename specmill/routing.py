@@ -84,6 +84,7 @@ def routed_experts(
     settings = {
         "dtype": verifier["dtype"],
         "max_model_len": verifier["max_model_len"],
+        **compat.trusted_code(verifier),
         "max_num_batched_tokens": max(verifier["max_model_len"], _BUDGET),
         "enforce_eager": True,  # a compiled router cannot be listened to
         # a cached token is not routed again; the option remembers how it was

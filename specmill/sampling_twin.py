@@ -127,7 +127,9 @@ def next_token_probabilities(model: Path, prompt: list[int], answers: np.ndarray
         float64 [num_samples, num_positions, vocab_size]; entry [s, i] is the distribution that
         `answers[s, i]` was to be drawn from.
     """
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    network = AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, trust_remote_code=False
+    ).eval()
     cache = DynamicCache(config=network.config)
     first = network(torch.tensor([prompt]), past_key_values=cache).logits[:, -1:]
     cache.batch_repeat_interleave(len(answers))

@@ -78,7 +78,7 @@ USES = (
         ("model", "gpu_memory_utilization", "disable_log_stats", "dtype", "max_model_len",
          "max_num_batched_tokens", "enforce_eager", "enable_prefix_caching",
          "enable_chunked_prefill", "speculative_config", "kv_transfer_config", "scheduler_cls",
-         "generation_config", "served_model_name", "worker_extension_cls",
+         "generation_config", "served_model_name", "trust_remote_code", "worker_extension_cls",
          "enable_return_routed_experts")),
     Use("vllm:LLM", "engines.py", ("model", "gpu_memory_utilization", "disable_log_stats")),
     Use("vllm:SamplingParams", "engines.py", ("max_tokens", "temperature", "detokenize")),

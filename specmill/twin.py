@@ -54,7 +54,7 @@ def write_twin(config: dict[str, Any], folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
-    known = AutoConfig.from_pretrained(folder)
+    known = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     model = model_class(known).from_config(known, dtype=getattr(torch, config["dtype"]))
     _draw_weights(model)
     model.save_pretrained(folder)
@@ -72,7 +72,10 @@ def model_class(known: Any) -> Any:
 
 def is_wrapped(model: Path) -> bool:
     """Whether a checkpoint has more towers than its text decoder."""
-    return model_class(AutoConfig.from_pretrained(model)) is AutoModelForImageTextToText
+    return (
+        model_class(AutoConfig.from_pretrained(model, trust_remote_code=False))
+        is AutoModelForImageTextToText
+    )
 
 
 def write_decoder(wrapper: Path, folder: Path) -> bool:
@@ -80,7 +83,7 @@ def write_decoder(wrapper: Path, folder: Path) -> bool:
 
     A wrapper itself is served with processors that want files of the verifier.
     """
-    text = AutoConfig.from_pretrained(wrapper).get_text_config()
+    text = AutoConfig.from_pretrained(wrapper, trust_remote_code=False).get_text_config()
     alone = AutoModelForCausalLM._model_mapping.get(type(text), None)
     if alone is None:
         return False

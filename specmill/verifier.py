@@ -19,12 +19,14 @@ from safetensors.torch import save_file
 from specmill import compat
 from specmill.experts import experts_of
 from specmill.files import digest, file_digest, read_json, read_object, write_json
+from specmill.remote_code import TRUST, is_trusted, load_own_tokenizer
 from specmill.text_decoder import head_tensors, is_tied, text_path
 
 logger = logging.getLogger(__name__)
 
 REFERENCE = "reference.json"
 
+_IDENTIFYING = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -74,9 +76,7 @@ def model_path(folder: Path) -> Path:
 
 def load_tokenizer(folder: Path) -> Any:
     """The transformers tokenizer of the verifier kept in `folder`."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(model_path(folder))
+    return load_own_tokenizer(model_path(folder), trusted=is_trusted(folder / "identity.json"))
 
 
 def check_source(source: str) -> None:
@@ -130,9 +130,8 @@ def gguf_file(package: str) -> Path:
 
 def _refer(folder: Path, model: Path) -> None:
     """Keep where a verifier lies, and when its files were last written."""
-    write_json(
-        folder / REFERENCE, {"path": str(model.absolute()), "files": _stamps(model.absolute())}
-    )
+    place = model.absolute()
+    write_json(folder / REFERENCE, {"path": str(place), "files": _stamps(place)})
 
 
 def _stamps(model: Path) -> dict[str, list[int]]:
@@ -154,7 +153,7 @@ def identify(
 
     Args:
         model: The checkpoint.
-        description: `name` and `origin`.
+        description: `name` and `origin`; `trust_remote_code` where its code runs and counts.
         max_model_len: verifier.max_model_len.
         dtype: verifier.dtype.
 
@@ -162,31 +161,32 @@ def identify(
         ValueError: when `max_model_len` is above what the model was made for, when it has no chat
             template, or when weights are missing.
     """
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(model)
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     text = _text_part(model, config)
     if max_model_len > text.max_position_embeddings:
         raise ValueError(
             f"verifier.max_model_len is {max_model_len}, but {description['name']} was made for "
             f"{text.max_position_embeddings} tokens"
         )
-    template = AutoTokenizer.from_pretrained(model).chat_template
+    trusted = description.get(TRUST, False)
+    template = load_own_tokenizer(model, trusted=trusted).chat_template
     if not template:
         raise ValueError(f"{description['name']} has no chat template, so it cannot answer prompts")
     files = sorted(
         path
-        for pattern in ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
+        for pattern in (*_IDENTIFYING, *(("*.py",) if trusted else ()))
         for path in model.glob(pattern)
         if path.name not in ("identity.json", REFERENCE)
     )
     if not any(path.suffix == ".safetensors" for path in files):
         raise ValueError(f"{model} holds no .safetensors weights")
     own = str(getattr(text, "dtype", None) or config.dtype)
-    experts = experts_of(text)
+    experts = {"experts": found} if (found := experts_of(text)) else {}
     return {
         **description,
-        **({"experts": experts} if experts else {}),
+        **experts,
         "fingerprint": digest({path.name: file_digest(path) for path in files}),
         "architecture": (config.architectures or [type(config).__name__])[0],
         "hidden_size": text.hidden_size,
@@ -209,7 +209,7 @@ def write_head_slice(model: Path, folder: Path) -> None:
     """
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(model)
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     text = _text_part(model, config)
     try:
         found = dict(_find_head_tensors(model))
@@ -262,12 +262,14 @@ def _dequantise_wheel(package: str, dtype: str, folder: Path) -> dict[str, Any]:
 
     source = gguf_file(package)
     logger.info("dequantising %s to %s", source.name, dtype)
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    place, file = source.parent, source.name
+    tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=file, trust_remote_code=False)
     model = AutoModelForCausalLM.from_pretrained(
-        source.parent,
-        gguf_file=source.name,
+        place,
+        gguf_file=file,
         quantization_config=GgufConfig(dequantize=True),
         dtype=getattr(torch, dtype),
+        trust_remote_code=False,
     )
     model.config._name_or_path = ""
     model.save_pretrained(folder)

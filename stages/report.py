@@ -34,7 +34,7 @@ from specmill.page_evidence import gather
 from specmill.palette import looks
 from specmill.params_scheduled import scheduled_name
 from specmill.pictures import PICTURES
-from specmill.report import comparison, summary_metrics
+from specmill.report import comparison, summary_metrics, trust_note
 from specmill.revision import committed
 from specmill.serve_script import serve_script
 from specmill.stage import open_stage
@@ -56,6 +56,7 @@ def main() -> None:
         check, bench = read_json(paths.REPORTS / "check.json"), stage.params.bench
         grounds = Grounds.read(paths.REPORTS, results, rows, hardware)
         record = decide(grounds, read_decisions(paths.DECISIONS), committed(paths.DECISION))
+        record["limits"] += trust_note(verifier)
         table = comparison(results, check, hardware, verifier, bench, limit_lines(record))
         write_atomically(paths.REPORTS / "comparison.md", table.encode())
         styles = looks(results)

@@ -14,6 +14,7 @@ Run      dvc repro verifier
 from specmill import paths
 from specmill.files import write_json
 from specmill.relaid import obtain_relaid
+from specmill.remote_code import TRUST
 from specmill.stage import open_stage
 from specmill.verifier import identify, model_path, obtain, write_head_slice
 
@@ -27,6 +28,8 @@ def main() -> None:
             description = obtain(*source, paths.VERIFIER)
         else:
             description = obtain_relaid(*source, chosen.experts, paths.VERIFIER)
+        if chosen.trust_remote_code:  # recorded only then: other verifiers keep their identity
+            description[TRUST] = True
         model = model_path(paths.VERIFIER)
         identity = identify(model, description, chosen.max_model_len, chosen.dtype)
         write_head_slice(model, paths.VERIFIER_HEAD)

@@ -180,7 +180,9 @@ def test_what_it_computes_in_is_its_own_dtype_where_the_cpu_has_instructions_for
     model = make_model(tmp_path / "model")
     (model / "tokenizer_config.json").write_text("{}")
     monkeypatch.setattr(
-        AutoTokenizer, "from_pretrained", lambda _: SimpleNamespace(chat_template="a template")
+        AutoTokenizer,
+        "from_pretrained",
+        lambda *_, **__: SimpleNamespace(chat_template="a template"),
     )
     identity = identify(model, {"name": "tiny"}, 64, asked)
     assert identity["dtype"] == expected
