@@ -18,14 +18,15 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from specmill.files import digest, unheld
+from specmill.files import unheld
 
 FORMAT = 2
 """Raise it when extraction itself changes what it writes: it is part of every store key."""
@@ -38,6 +39,7 @@ _DTYPES = {
     FP8: ("F8_E4M3", 1),
 }
 _BLOCK = 1 << 22
+_NAME = re.compile(r"[0-9a-f]{64}\.safetensors", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,17 @@ class StateSpec:
         return len(self.layer_ids) * self.hidden_size * _DTYPES[self.dtype][1] + 4 + scales
 
     def store_key(self, sample_key: str) -> str:
-        """Digest that names one sample's hidden states."""
-        return digest({"format": FORMAT, "sample": sample_key, **asdict(self)})
+        """Digest that names one sample's hidden states, of canonical JSON (specmill.files)."""
+        before, after = self._around_a_key
+        key = json.dumps(sample_key, ensure_ascii=False)
+        return hashlib.sha256(f"{before}{key}{after}".encode()).hexdigest()
+
+    @cached_property
+    def _around_a_key(self) -> tuple[str, str]:
+        fields = {"format": FORMAT, "sample": "", **asdict(self)}
+        text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        before, named, after = text.partition('"sample":')
+        return before + named, after.removeprefix('""')
 
     def tensors(self, row: "Row") -> dict[str, tuple[str, list[int]]]:
         """Type and shape of a sample's tensors by name, in the order of their bytes."""
@@ -87,9 +98,8 @@ class StateSpec:
         }
 
 
-@dataclass(frozen=True)
-class Row:
-    """One sample of a shard."""
+class Row(NamedTuple):
+    """One sample of a shard; a tuple, for there are hundreds of thousands."""
 
     sample_key: str
     num_tokens: int
@@ -103,8 +113,7 @@ class Row:
             raise ValueError(f"a sample has a number of tokens from 1 on, not {self.num_tokens!r}")
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A sample's bytes in some file, to be copied into a shard."""
 
     row: Row
@@ -119,14 +128,23 @@ class Shard:
     spec: StateSpec
     rows: tuple[Row, ...]
 
-    @cached_property
+    @property
     def name(self) -> str:
         """Its file's name."""
-        return hashlib.sha256(self.header).hexdigest() + SUFFIX
+        return self.called[0]
 
     @cached_property
+    def called(self) -> tuple[str, int]:
+        """Its file's name, and the bytes of its header."""
+        header = self.header
+        return hashlib.sha256(header).hexdigest() + SUFFIX, len(header)
+
+    @property
     def header(self) -> bytes:
-        """The first bytes of its file: length, JSON, blanks up to a multiple of 8."""
+        """The first bytes of its file: length, JSON, blanks up to a multiple of 8.
+
+        Made anew each time: kept, it would take more memory than all else that is known of a shard.
+        """
         about = json.dumps(describe(self), sort_keys=True)
         text: dict[str, Any] = {"__metadata__": {"specmill": about}}
         end = 0
@@ -141,16 +159,15 @@ class Shard:
     @property
     def num_bytes(self) -> int:
         """Size of its file."""
-        return (
-            len(self.header) + sum(row.num_tokens for row in self.rows) * self.spec.bytes_per_token
-        )
+        tokens = sum(row.num_tokens for row in self.rows)
+        return self.called[1] + tokens * self.spec.bytes_per_token
 
     def pieces(self, file: Path) -> Iterator[Piece]:
         """Its samples with the places of their bytes in its file."""
-        offset = len(self.header)
+        offset, each = self.called[1], self.spec.bytes_per_token
         for row in self.rows:
             yield Piece(row, file, offset)
-            offset += row.num_tokens * self.spec.bytes_per_token
+            offset += row.num_tokens * each
 
 
 def _num_bytes(dtype: str, shape: list[int]) -> int:
@@ -171,6 +188,15 @@ def parse(about: dict[str, Any]) -> Shard:
         raise ValueError(f"format {about['format']}, this version reads {FORMAT}")
     rows = tuple(Row(key, tokens, checksum) for key, tokens, checksum in fields.pop("samples"))
     return Shard(StateSpec.of(fields), rows)
+
+
+def recall(about: dict[str, Any], name: str, header_bytes: int) -> Shard:
+    """As `parse`, where the name and the header's length are known: to make them takes long."""
+    shard = parse(about)
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a shard")
+    vars(shard)["called"] = (name, header_bytes)
+    return shard
 
 
 def describe(shard: Shard) -> dict[str, Any]:

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import logging
 import subprocess
@@ -25,8 +26,12 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_line_says_what_the_states_are_and_which_samples_the_shard_has(path: Path) -> None:
     lines = path.read_text().splitlines()
-    assert json.loads(lines[0]) == {
+    said = json.loads(lines[0])
+    # all before it
+    assert said.pop("line") == hashlib.sha256(lines[0][:-77].encode()).hexdigest()
+    assert said == {
         "shard": ONE.name,
+        "header_bytes": len(ONE.header),
         "format": 2,
         "verifier": "fingerprint",
         "layer_ids": [2, 4],
@@ -35,6 +40,26 @@ def test_a_line_says_what_the_states_are_and_which_samples_the_shard_has(path: P
         "samples": [["a" * 64, 3, "b" * 64], ["c" * 64, 1, "d" * 64]],
     }
     assert len(lines) == 2
+
+
+def test_a_line_of_an_earlier_version_is_read_and_its_name_checked(path: Path) -> None:
+    rows = [list(row) for row in ONE.rows]
+    about = {"shard": ONE.name, "format": 2, "verifier": "fingerprint", "layer_ids": [2, 4],
+             "hidden_size": 4, "dtype": "bfloat16", "samples": rows}  # fmt: skip
+    path.write_text(json.dumps(about) + "\n")
+    assert index.read_index(path) == {ONE.name: ONE}
+    rows[0][1] = 4
+    path.write_text(json.dumps(about) + "\n")
+    assert index.read_index(path) == {}
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", f"{64 * 'a'}"])
+def test_a_line_made_by_hand_names_no_file_elsewhere(path: Path, name: str) -> None:
+    line = path.read_bytes().splitlines()[0].replace(ONE.name.encode(), name.encode())
+    said = line.rpartition(b', "line"')[0]
+    digest = hashlib.sha256(said).hexdigest().encode()
+    path.write_bytes(said + b', "line": "' + digest + b'"}\n')
+    assert index.read_index(path) == {}
 
 
 def test_shards_are_read_oldest_first_and_a_repeated_one_is_the_youngest(path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
+from specmill.files import digest
 from specmill.shards import (
     Row,
     Shard,
@@ -97,6 +98,13 @@ def test_bytes_a_token_are_layers_by_width_by_bytes_and_the_id_and_a_scale_a_lay
 def test_a_dtype_that_is_not_kept_is_refused_with_those_that_are() -> None:
     with pytest.raises(ValueError, match=r"kept as bfloat16, .*float8_e4m3fn, not int8"):
         replace(BF16, dtype="int8")
+
+
+def test_a_store_key_is_the_digest_of_canonical_json() -> None:
+    for key in ("a" * 64, 'with "quotes" and ümlaut'):
+        fields = {"format": 2, "sample": key, "verifier": BF16.verifier, "dtype": BF16.dtype,
+                  "layer_ids": list(BF16.layer_ids), "hidden_size": BF16.hidden_size}  # fmt: skip
+        assert BF16.store_key(key) == digest(fields)
 
 
 @pytest.mark.parametrize(
