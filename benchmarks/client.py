@@ -44,12 +44,16 @@ def stub(steps_per_s: float) -> Iterator[Server]:
             process.terminate()
 
 
-async def ask(server: Server, streams: int, num_chunks: int) -> list[TimedAnswer]:
-    """One request per stream, all at once."""
+async def ask(
+    server: Server, streams: int, num_chunks: int, num_requests: int | None = None
+) -> list[TimedAnswer]:
+    """So many requests, one per stream unless said otherwise, `streams` of them at once."""
     sampling = {"max_tokens": num_chunks * TOKENS_PER_CHUNK, "temperature": 0.0}
     async with Client(server, timeout_s=60) as client:
         return await run_closed_loop(
-            range(streams), lambda _: client.complete_timed(list(range(100)), sampling), streams
+            range(num_requests or streams),
+            lambda _: client.complete_timed(list(range(100)), sampling),
+            streams,
         )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gc
 import glob
 import hashlib
 import json
@@ -64,6 +65,21 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path} must hold a JSON object, it holds a {type(found).__name__}")
     return found
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Hold garbage collection back while very many objects are made that stay.
+
+    It would look at all of them again and again: half of the time of opening a large store.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextlib.contextmanager

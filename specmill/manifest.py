@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from specmill.files import read_json, write_atomically
+from specmill.files import read_json, uncollected, write_atomically
 from specmill.shards import FORMAT, SUFFIX, Piece, Row, Shard, StateSpec, read_shard
 
 MANIFEST = "manifest.json"
@@ -59,6 +59,7 @@ class Manifest:
         ValueError: when manifest.json is missing, damaged or of another version.
     """
 
+    @uncollected()
     def __init__(self, folder: Path):
         self.folder = folder
         path = folder / MANIFEST

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from specmill import index
-from specmill.files import locked
+from specmill.files import locked, uncollected
 from specmill.manifest import write_manifest
 from specmill.shards import (
     SUFFIX,
@@ -59,6 +59,7 @@ class Damage:
 class HiddenStateStore:
     """The store in one folder, which is made if need be."""
 
+    @uncollected()
     def __init__(self, folder: Path):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -175,8 +176,7 @@ class HiddenStateStore:
 
     def forget(self, names: Iterable[str]) -> None:
         """Delete shards and their lines in the index."""
-        gone = set(names)
-        if not gone:
+        if not (gone := set(names)):
             return
         with locked(self.folder / ".lock"):
             # in this order: a file without a line is no harm, a line without a file looks like loss

@@ -1,4 +1,5 @@
 import fcntl
+import gc
 import hashlib
 import os
 import threading
@@ -13,6 +14,7 @@ from specmill.files import (
     locked,
     read_json,
     tree_digest,
+    uncollected,
     write_atomically,
     write_json,
 )
@@ -154,3 +156,18 @@ def test_shared_locks_go_together_and_wait_for_the_one_that_is_alone(tmp_path: P
         order.append("shared")
     thread.join(10)
     assert order == ["shared", "alone"]
+
+
+def test_garbage_is_collected_again_after_a_large_load_even_one_that_fails() -> None:
+    was_on = []
+    with pytest.raises(ZeroDivisionError), uncollected():
+        was_on.append(gc.isenabled() or 1 / 0)
+    assert was_on == []
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()  # as it was
+    finally:
+        gc.enable()
