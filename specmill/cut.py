@@ -58,11 +58,22 @@ def cut_model(model: Path, folder: Path, num_layers: int, key: str) -> None:
 
 
 def copy_companions(model: Path, folder: Path) -> None:
-    """Copy what a checkpoint holds besides weights: configs, tokenizer, its index, its code."""
+    """Copy what a checkpoint holds besides weights: configs, tokenizer, its index, its code.
+
+    Raises:
+        ValueError: when a link leads out of the checkpoint: a repository that was cloned can have
+            one to any file of whoever cloned it, and copies are pushed.
+    """
+    own = model.resolve()
+    if own.parent.name == "snapshots":  # of the Hub's cache, whose files are links into `blobs`
+        own = own.parent.parent
     for pattern in _COPIED:
         for path in model.glob(pattern):
-            if path.name not in _OURS:
-                shutil.copyfile(path, folder / path.name)
+            if path.name in _OURS:
+                continue
+            if not path.resolve().is_relative_to(own):
+                raise ValueError(f"{path} is a link out of {own}; put the file itself there")
+            shutil.copyfile(path, folder / path.name)
 
 
 def cut_config(config: dict[str, Any], num_layers: int, key: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from specmill import compat, paths, serve_states, server
-from specmill.cut import weight_files
+from specmill.cut import copy_companions, weight_files
 from specmill.files import locked, write_json
 from specmill.manifest import Manifest, write_manifest
 from specmill.outside import read_tensors
@@ -144,6 +144,27 @@ def test_an_index_of_weights_names_files_beside_it_only(tmp_path: Path, name: st
     write_json(tmp_path / "model" / "model.safetensors.index.json", index)
     with pytest.raises(ValueError, match="which is no file beside it"):
         weight_files(tmp_path / "model")
+
+
+def test_a_link_in_a_checkpoint_does_not_bring_another_file_along(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("mine")
+    for folder in ("model", "copy"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "model" / "LICENSE.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match=r"LICENSE\.txt is a link out of .*model"):
+        copy_companions(tmp_path / "model", tmp_path / "copy")
+    assert list((tmp_path / "copy").iterdir()) == []
+
+
+def test_the_links_of_the_hubs_cache_are_followed(tmp_path: Path) -> None:
+    model, blob = tmp_path / "models--a--b/snapshots/1f", tmp_path / "models--a--b/blobs/77"
+    for folder in (model, blob.parent, tmp_path / "copy"):
+        folder.mkdir(parents=True)
+    blob.write_text("{}")
+    (model / "config.json").symlink_to("../../blobs/77")
+    copy_companions(model, tmp_path / "copy")
+    assert (tmp_path / "copy/config.json").read_text() == "{}"
+    assert not (tmp_path / "copy/config.json").is_symlink()
 
 
 @pytest.mark.parametrize("inside", ["../../../../../../etc/passwd", "/etc/passwd"])
