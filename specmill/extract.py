@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specmill.samples import Sample
-from specmill.shards import StateSpec, abandoned
+from specmill.shard_writing import abandoned
+from specmill.shards import StateSpec
 from specmill.staging import Work, adopt
 from specmill.store import HiddenStateStore
 

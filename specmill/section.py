@@ -1,28 +1,17 @@
 """What every section of params.yaml is: frozen and strict."""
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 Entry = TypeVar("Entry")
 
 Count = Annotated[int, Field(ge=1)]
 Size = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$")]
-"""Of an entry: it is a file's name and part of a stage's, and must not lead out of a folder."""
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
-
-
-def _plain(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
-        raise ValueError(f"{name!r} is no name; take letters, digits, and _ - . within")
-    return name
-
-
-Name = Annotated[str, AfterValidator(_plain)]
 """What a row, a head or a file is called: DVC hands it to a shell, and it is a part of paths."""
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class Section(BaseModel):

@@ -25,18 +25,8 @@ from pathlib import Path
 from specmill import index
 from specmill.files import locked, uncollected
 from specmill.manifest import write_manifest
-from specmill.shards import (
-    SUFFIX,
-    Piece,
-    Row,
-    Shard,
-    StateSpec,
-    damaged_rows,
-    flush,
-    read_shard,
-    scratch_in,
-    write_shard,
-)
+from specmill.shard_writing import flush, scratch_in, write_shard
+from specmill.shards import SUFFIX, Piece, Row, Shard, StateSpec, damaged_rows, read_shard
 from specmill.writer import ShardWriter
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from specmill.files import digest
 from specmill.manifest import MANIFEST, Manifest
 from specmill.params_file import load_params
 from specmill.samples import read_samples
-from specmill.shards import Piece, Row, StateSpec, abandoned, damaged_rows, read_shard
+from specmill.shard_writing import abandoned
+from specmill.shards import Piece, Row, StateSpec, damaged_rows, read_shard
 from specmill.store import HiddenStateStore
 from specmill.verify import check_store, check_view
 

@@ -280,19 +280,16 @@ def _dequantise_wheel(package: str, dtype: str, folder: Path) -> dict[str, Any]:
     }
 
 
+_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
+
+
 def _fetch_from_hub(name: str, revision: str | None, folder: Path) -> dict[str, Any]:
     """Download (or find in the cache) a Hub snapshot and keep a reference to its commit."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        path = Path(
-            snapshot_download(
-                name,
-                revision=revision,
-                allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"],
-            )
-        )
+        path = Path(snapshot_download(name, revision=revision, allow_patterns=_FILES))
     except (HfHubHTTPError, LocalEntryNotFoundError, ValueError) as error:
         raise ValueError(
             f"verifier.source hub:{name} at revision {revision} cannot be had: {error}"

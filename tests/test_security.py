@@ -124,7 +124,7 @@ def test_a_dataset_with_a_loading_script_runs_nothing(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "prompts.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'exploded')!r})\n")
     with pytest.raises(ValueError, match="prompts"):
-        check_readable(Dataset(source=f"folder:{folder}"))
+        check_readable(Dataset(source=f"folder:{folder}"), None)
     assert not (tmp_path / "exploded").exists()
 
 
@@ -133,7 +133,7 @@ def test_a_manifest_names_files_of_its_folder_only(tmp_path: Path, name: str) ->
     write_manifest(tmp_path, SPEC, [])
     place = tmp_path / "manifest.json"
     place.write_text(place.read_text().replace('"shards":[]', f'"shards":["{name}"]'))
-    with pytest.raises(ValueError, match=r"manifest\.json is damaged .* no file of this folder"):
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged .* no file of the view"):
         Manifest(tmp_path)
 
 
@@ -170,7 +170,7 @@ def test_the_links_of_the_hubs_cache_are_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("inside", ["../../../../../../etc/passwd", "/etc/passwd"])
 def test_a_file_of_a_package_lies_in_the_package(inside: str) -> None:
     with pytest.raises(ValueError, match="numpy has no such file"):
-        check_readable(Dataset(source=f"package:numpy/{inside}"))
+        check_readable(Dataset(source=f"package:numpy/{inside}"), None)
 
 
 def test_a_lock_file_of_another_repository_cannot_name_a_file_outside_the_cache(
@@ -195,7 +195,7 @@ def test_a_name_is_no_command_and_no_path(tmp_path: Path, section: str, name: st
     head, _, rest = text.partition(f"\n{section}:")
     rest = rest.partition("\n")[2] if rest.lstrip().startswith("{}") else rest
     file.write_text(f"{head}\n{section}:\n  {name!r}: {{}}\n{rest.lstrip(chr(10))}")
-    with pytest.raises(ValueError, match="is no name; take letters, digits"):
+    with pytest.raises(ValueError, match="String should match pattern"):
         load_params(file)
 
 

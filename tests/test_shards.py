@@ -11,16 +11,8 @@ import pytest
 from safetensors import safe_open
 
 from specmill.files import digest
-from specmill.shards import (
-    Row,
-    Shard,
-    StateSpec,
-    abandoned,
-    damaged_rows,
-    read_shard,
-    scratch_in,
-    write_shard,
-)
+from specmill.shard_writing import abandoned, scratch_in, write_shard
+from specmill.shards import Row, Shard, StateSpec, damaged_rows, read_shard
 from tests.stored import BF16, FP8, TOKEN, flip, piece, sample_bytes, sample_key
 
 SAMPLES = [[1, 2, 3], [4], [5, 6]]

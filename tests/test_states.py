@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from specmill.shards import FP8, Piece, StateSpec, damaged_rows, read_shard, write_shard
+from specmill.shard_writing import write_shard
+from specmill.shards import FP8, Piece, StateSpec, damaged_rows, read_shard
 from specmill.states import check_states, quantise, restore, stage, wait_for
 from tests.fakes import sample
 
