@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from specmill import compat, paths
 from specmill.doctor_verifier import Size
 from specmill.files import read_json
 from specmill.machine_look import MachineNow
-from specmill.params import Params
+from specmill.params import Params, Verifier
 from specmill.probe import Speed
 from specmill.roofline import Machine, Model, step_flop, step_ms
 
@@ -41,7 +42,7 @@ def read_records(params: Params, machine: MachineNow) -> Records:
     verifier = locked.get("params", {}).get("params.yaml", {}).get("verifier")
     if verifier is None or read_json(paths.HARDWARE) != machine.hardware:
         return Records()
-    if params.verifier.model_dump(exclude_defaults=True) != _without_null(verifier):
+    if not _is_of(params.verifier, verifier):
         return Records()
     benches = [read_json(path) for path in sorted(paths.BENCH.glob("*.json"))]
     starts = [facts["startup_s"] for bench in benches for facts in bench.get("engine", {}).values()]
@@ -58,11 +59,12 @@ def read_records(params: Params, machine: MachineNow) -> Records:
     return Records(starts, none, drafted)
 
 
-def _without_null(section: dict[str, Any]) -> dict[str, Any]:
-    """`experts: null` is what is left out."""
-    return {
-        name: value for name, value in section.items() if name != "experts" or value is not None
-    }
+def _is_of(verifier: Verifier, locked: dict[str, Any]) -> bool:
+    """Whether a lock file's section says the same; what one of another version says is another."""
+    try:
+        return Verifier.model_validate(locked) == verifier
+    except ValidationError:
+        return False
 
 
 @dataclass(frozen=True)

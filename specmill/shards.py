@@ -101,11 +101,15 @@ class Row(NamedTuple):
     checksum: str
     """SHA-256 of the sample's bytes: scales, ids, states."""
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.sample_key, str) or not isinstance(self.checksum, str):
-            raise ValueError(f"a sample's key and checksum are text, not {self}")
-        if type(self.num_tokens) is not int or self.num_tokens < 1:
-            raise ValueError(f"a sample has a number of tokens from 1 on, not {self.num_tokens!r}")
+    @classmethod
+    def of(cls, fields: list[Any]) -> "Row":
+        """From its JSON form, checked."""
+        row = cls(*fields)
+        if not isinstance(row.sample_key, str) or not isinstance(row.checksum, str):
+            raise ValueError(f"a sample's key and checksum are text, not {row}")
+        if type(row.num_tokens) is not int or row.num_tokens < 1:
+            raise ValueError(f"a sample has a number of tokens from 1 on, not {row.num_tokens!r}")
+        return row
 
 
 class Piece(NamedTuple):
@@ -181,7 +185,7 @@ def parse(about: dict[str, Any]) -> Shard:
     fields = dict(about)
     if fields.pop("format") != FORMAT:
         raise ValueError(f"format {about['format']}, this version reads {FORMAT}")
-    rows = tuple(Row(key, tokens, checksum) for key, tokens, checksum in fields.pop("samples"))
+    rows = tuple(map(Row.of, fields.pop("samples")))
     return Shard(StateSpec.of(fields), rows)
 
 

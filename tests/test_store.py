@@ -570,7 +570,7 @@ def dies(folder: Path, code: str) -> None:
     head = """
         import os, signal, sys
         from pathlib import Path
-        from specmill import index, shards
+        from specmill import index, shard_writing
         from specmill.store import HiddenStateStore
         from tests.stored import BF16, FP8, add
 
@@ -590,7 +590,7 @@ def dies(folder: Path, code: str) -> None:
     ("when", "code", "is_kept"),
     [
         ("before the shard is renamed", "os.replace = die", False),
-        ("while the shard is written", "shards._copy = die", False),
+        ("while the shard is written", "shard_writing._copy = die", False),
         ("between the shard and its line", "index.append = die", True),
         (
             "within the line",
