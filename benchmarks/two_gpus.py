@@ -1,6 +1,8 @@
 """What a second GPU gives: training, extraction, and whether tensor parallelism changes states.
 
     train     tokens/s and the loss of every step, with 1 and 2 processes at the same batch
+    resume    the losses of a training that one process began, that was killed, and that two went
+              on with; and the other way round
     extract   samples/s with one engine and with two, each on a GPU of its own; starts not counted
     tensor    ||x' - x|| / ||x|| by layer: states of one engine over two GPUs beside those of one,
               and, for scale, those of the two engines of `extract` beside those of its one
@@ -15,9 +17,11 @@ Run      python -m benchmarks.two_gpus --json FILE
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -97,29 +101,68 @@ def train_here(options: argparse.Namespace) -> None:
         write_json(options.folder / "found.json", found)
 
 
+def started(
+    count: int, folder: Path, options: argparse.Namespace
+) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    """`train_here` by so many processes, in a group of their own."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    program = ["-m", "benchmarks.two_gpus", "--folder", str(folder)]
+    sizes = ["--samples", str(options.samples)]
+    sizes += ["--tokens-per-step", str(options.tokens_per_step or 0)]
+    cores = len(os.sched_getaffinity(0))
+    environment = {"OMP_NUM_THREADS": str(max(1, cores // count))} | os.environ
+    return subprocess.Popen(
+        [sys.executable, *(torchrun if count > 1 else []), *program, *sizes],
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def trained(count: int, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """What `train_here` found, with so many processes.
+
+    Raises:
+        RuntimeError: when it failed.
+    """
+    with started(count, folder, options) as process:
+        if process.wait():
+            raise RuntimeError(f"training with {count} processes ended with {process.returncode}")
+    found: dict[str, Any] = read_json(folder / "found.json")
+    return found
+
+
 def training_part(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Loss curves and speeds of one process and of two."""
-    found: dict[str, Any] = {}
-    for count in (1, 2):
-        folder = scratch / f"train-{count}"
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-        program = ["-m", "benchmarks.two_gpus", "--folder", str(folder)]
-        sizes = ["--samples", str(options.samples)]
-        sizes += ["--tokens-per-step", str(options.tokens_per_step or 0)]
-        cores = len(os.sched_getaffinity(0))
-        environment = {"OMP_NUM_THREADS": str(max(1, cores // count))} | os.environ
-        subprocess.run(
-            [sys.executable, *(torchrun if count > 1 else []), *program, *sizes],
-            check=True,
-            env=environment,
-        )
-        found[str(count)] = read_json(folder / "found.json")
+    found: dict[str, Any] = {
+        str(count): trained(count, scratch / f"train-{count}", options) for count in (1, 2)
+    }
     one, two = (found[count]["losses"] for count in ("1", "2"))
     differences = [abs(b - a) / abs(a) for a, b in zip(one, two, strict=True)]
     return found | {
         "largest_relative_difference_of_a_loss": max(differences),
         "speed_up": found["2"]["tokens_per_s"] / found["1"]["tokens_per_s"],
     }
+
+
+def resumed_part(
+    options: argparse.Namespace, scratch: Path, undisturbed: dict[str, Any]
+) -> dict[str, Any]:
+    """Trainings killed after an epoch, with which another number of processes went on."""
+    found: dict[str, Any] = {}
+    for first, second in ((1, 2), (2, 1)):
+        folder = scratch / f"train-{first}-then-{second}"
+        with started(first, folder, options) as process:
+            while not (folder / "checkpoints" / "0" / "epoch.json").is_file():  # written last
+                if process.poll() is not None:
+                    raise RuntimeError(f"training with {first} processes ended before an epoch did")
+                time.sleep(0.05)
+            os.killpg(process.pid, signal.SIGKILL)
+        seen = trained(second, folder, options)
+        pairs = zip(undisturbed["losses"][-len(seen["losses"]) :], seen["losses"], strict=True)
+        found[f"{first} then {second}"] = seen | {
+            "largest_relative_difference_of_a_loss": max(abs(b - a) / abs(a) for a, b in pairs)
+        }
+    return found
 
 
 def with_even_heads(model: Path, folder: Path) -> Path:
@@ -227,7 +270,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parts = ("train", "extract", "tensor")
+    parts = ("train", "resume", "extract", "tensor")
     parser.add_argument("--parts", nargs="+", choices=parts, default=list(parts))
     parser.add_argument("--samples", type=int, default=400, help="of each part, the first ones")
     parser.add_argument(
@@ -241,8 +284,10 @@ def main() -> None:
         return
     found: dict[str, Any] = {"machine": describe_machine(), "device": compat.device()}
     with tempfile.TemporaryDirectory(dir=paths.CACHE) as scratch:
-        if "train" in options.parts:
+        if {"train", "resume"} & set(options.parts):
             found["train"] = training_part(options, Path(scratch))
+            if "resume" in options.parts:
+                found["resume"] = resumed_part(options, Path(scratch), found["train"]["1"])
         if {"extract", "tensor"} & set(options.parts):
             found |= engine_parts(options.parts, options.samples, Path(scratch))
     print(json.dumps(found, indent=1))
