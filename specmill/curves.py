@@ -1,13 +1,15 @@
 """Step time T(K, batch) from waves of requests: what every step of an engine takes, and its ratio.
 
-A wave is `batch` requests sent at once. Every chunk of a streamed answer is one engine step, which
-verifies K + 1 tokens of every request and drafts the next K:
+A wave is `batch` requests sent at once. Every chunk of a streamed answer is an engine step, or
+several; each verifies K + 1 tokens of every request and drafts the next K:
 
     request 1   sent ......|--|---|--|--|--|--|--|         | a chunk
     request 2   sent .........|---|--|--|--|--|--|--|
                                <---- timed ---->           all in flight, none reading its prompt
 
-    step_ms = median over waves of (median gap between chunks while all requests answer)
+    step_ms = median over waves of (time between chunks / steps, while all requests answer)
+    steps   of a chunk of n tokens ceil(n / (K + 1)): no step brings more, and a server that is
+            busy sends what several steps brought as one chunk
     ratio   = median over waves of (the wave's step / the step of `none` in the same repeat)
 
 `low` and `high` are the least and the greatest wave: with so few, no interval says more. `ratio` is
@@ -17,6 +19,7 @@ runner or no asynchronous scheduling.
 
 from collections import defaultdict
 from itertools import pairwise
+from math import ceil, fsum
 from statistics import fmean, median
 from typing import Any
 
@@ -69,6 +72,7 @@ def wave_record(
         RuntimeError: when there was no step with all requests in flight.
     """
     gaps, sizes = steady_gaps(answers)
+    steps = sum(ceil(size / (k + 1)) for size in sizes)
     if not gaps:
         raise RuntimeError(
             f"{len(answers)} requests to {kind} (K {k}) were never in flight together: raise "
@@ -80,9 +84,9 @@ def wave_record(
         "batch": len(answers),
         "repeat": repeat,
         "group": group,
-        "step_ms": 1000 * median(gaps),
+        "step_ms": 1000 * fsum(gaps) / steps,
         "ttft_ms": 1000 * median(answer.chunk_times[0] - answer.sent_at for answer in answers),
-        "tokens_per_step": fmean(sizes),
+        "tokens_per_step": sum(sizes) / steps,
         "num_gaps": len(gaps),
     }
 

@@ -153,6 +153,8 @@ class Work:
             if not self._queue or self._under_way[engine] >= self._window:
                 return None
             sample = self._queue.popleft()
+            if not self._under_way:  # the engines' start is no part of the pace
+                self._bar.unpause()
             self._under_way[engine] += len(sample.input_ids)
             return sample
 

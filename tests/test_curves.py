@@ -26,7 +26,8 @@ def test_only_gaps_while_all_requests_answer_are_steps() -> None:
     assert sizes == [2, 1, 1, 1, 1, 1]
 
 
-def test_a_wave_is_the_median_of_its_gaps_and_the_median_wait_for_a_first_token() -> None:
+def test_a_wave_is_the_time_of_its_steps_and_the_median_wait_for_a_first_token() -> None:
+    """8 s of gaps; a chunk of two tokens may be one step that drafted three."""
     wave = wave_record("tokens", 3, 1, "tokens", [FIRST, SECOND])
     assert wave == {
         "kind": "tokens",
@@ -34,11 +35,18 @@ def test_a_wave_is_the_median_of_its_gaps_and_the_median_wait_for_a_first_token(
         "batch": 2,
         "repeat": 1,
         "group": "tokens",
-        "step_ms": 1500.0,
+        "step_ms": pytest.approx(8000 / 6),
         "ttft_ms": 1500.0,  # of 1000 and 2000
         "tokens_per_step": pytest.approx(7 / 6),
         "num_gaps": 6,
     }
+
+
+def test_a_chunk_of_more_tokens_than_a_step_brings_is_several_steps() -> None:
+    """Without drafts seven tokens in 8 s are seven steps, of which two came as one chunk."""
+    wave = wave_record("none", 0, 0, "", [FIRST, SECOND])
+    assert wave["step_ms"] == pytest.approx(8000 / 7)
+    assert wave["tokens_per_step"] == 1.0
 
 
 def test_requests_that_never_answered_together_are_an_error() -> None:
