@@ -1,4 +1,4 @@
-"""docs/results.md from the raw results in reports/gpu: no figure of it is typed.
+"""docs/results.md and the README's first table from the raw results: no figure of them is typed.
 
 Run      python -m benchmarks.results
 """
@@ -7,21 +7,42 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.results_methods import (
+    METHODS,
+    SWEEP,
+    foreseen,
+    goals,
+    overview,
+    replayed,
+    step_kinds,
+)
 from specmill import paths
 from specmill.files import read_json
 from specmill.samples import ALL
 from specmill.tables import change, figure
 
 _GPU = paths.ROOT / "reports" / "gpu"
-_FEW, _MANY = _GPU / "demo-h200-739-answers", _GPU / "demo-h200"
+_FEW, _MANY = _GPU / "demo-h200-739-answers", SWEEP
 _LENGTH = "acceptance_length"
 
 Rows = list[dict[str, Any]]
 
 
+_README = paths.ROOT / "README.md"
+_BEGIN, _END = "<!-- results -->\n", "<!-- end of results -->\n"
+
+
 def main() -> None:
-    """Write the file."""
+    """Write the page, and the table in the README."""
     (paths.ROOT / "docs" / "results.md").write_text(text())
+    _README.write_text(with_table(_README.read_text()))
+
+
+def with_table(readme: str) -> str:
+    """The README with the table of methods between its two marks."""
+    before, rest = readme.split(_BEGIN)
+    _, after = rest.split(_END)
+    return before + _BEGIN + "\n".join(overview()) + "\n" + _END + after
 
 
 def text() -> str:
@@ -40,6 +61,12 @@ def text() -> str:
         types="\n".join(_types(many)),
         timeline="\n".join(_timeline()),
         extraction="\n".join(_extraction()),
+        overview="\n".join(overview()),
+        goals="\n".join(goals()),
+        replayed="\n".join(replayed()),
+        foreseen="\n".join(foreseen()),
+        kinds="\n".join(step_kinds()),
+        states=_states(),
     )
 
 
@@ -50,6 +77,19 @@ Written by `python -m benchmarks.results` from `reports/gpu`; what was tried on 
 [log](log.md). SmolLM2-135M-Instruct on one NVIDIA H200, vLLM {vllm}, speculators {speculators},
 greedy, {dtype}, CUDA graphs ({graphs}), `profiles/demo-h200.yaml`. Each row beside a
 `none` of its own on the same GPU; intervals are 95%.
+
+## Does it pay
+
+{overview}
+
+At one request EAGLE-3 shows no difference; at 8 and 32 it costs, and n-gram at every load. Sampled
+answers were not checked on this machine. EAGLE-3 with K by the load was not served: vLLM 0.26 ends
+with an assertion where a schedule has a K below its largest (negative sizes of CUDA graphs for the
+drafts; 0.32 has other code there, not tried on a GPU).
+
+## What was wanted
+
+{goals}
 
 ## More of the verifier's own answers
 
@@ -67,9 +107,29 @@ is the one beside it:
 
 {steps}
 
-So small a verifier leaves the GPU idle: a step is launching and scheduling on the host. One more
-layer and the launches of K drafts cost a step of `none` again for one request, two for 32. Answers
-are short (`bench.max_tokens`), so that the first token weighs too.
+A draft is one more layer, but launched and scheduled like a step of its own: drafting K tokens
+costs a step of `none` again for one request, two for 32. Answers are short (`bench.max_tokens`), so
+that the first token weighs too.
+
+What the GPU does in a step of `none`, in ms (`python -m benchmarks.decode_step`); the rest of a
+step it waits for the host. Steps with drafts were not traced.
+
+{kinds}
+
+## What was known before
+
+Answers that were served, walked through again without a server (`replay`), up to the first token
+that differs:
+
+{replayed}
+
+Prediction from replay and step times (`curves`), before anything of it was served:
+
+{foreseen}
+
+Most at 32 requests: a server that is busy sends the tokens of several steps of `none` as one chunk,
+which was timed as one step (1.32 tokens a step at 64 requests), and 32 steps of 2 ms are short.
+Chunks are counted by their tokens since, and the profile times 256 steps; not measured again yet.
 
 ## Acceptance length by prompt type, one request in flight
 
@@ -79,7 +139,7 @@ are short (`bench.max_tokens`), so that the first token weighs too.
 
 {timeline}
 
-Most of it is starts of engines, imports and compilation.
+Most of it is starts of engines, imports and compilation. {states}
 
 ## Extraction against the engine alone and against speculators
 
@@ -197,6 +257,17 @@ def _timeline() -> list[str]:
         f"{tokens / later:,.0f} tok/s; waited for data {training['waited_for_data']:.2%} |",
         f"| together | {sum(timeline[stage] for stage in stages)} | |",
     ]
+
+
+def _states() -> str:
+    """Extraction on another day, after requests were polled no more."""
+    timeline = read_json(METHODS / "timeline.json")
+    states = timeline["states"]
+    return (
+        f"Extraction on another day, by code that does not look at every request's file all the "
+        f"time: {states['seconds']} s with {states['engines']} engines up, "
+        f"{states['tokens'] / states['seconds']:,.0f} tok/s; {timeline['extract']} s in all."
+    )
 
 
 def _extraction() -> list[str]:

@@ -2,13 +2,19 @@
 
 from pathlib import Path
 
-from benchmarks.results import text
+from benchmarks.results import text, with_table
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_the_page_of_results_is_generated_from_the_raw_ones() -> None:
     assert (ROOT / "docs" / "results.md").read_text() == text()
+
+
+def test_the_readme_s_first_table_is_generated_from_the_raw_results() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert readme == with_table(readme)
+    assert with_table("a\n<!-- results -->\nold\n<!-- end of results -->\nb").endswith(" -->\nb")
 
 
 def test_figures_of_the_page_are_those_of_the_raw_results() -> None:
@@ -18,3 +24,22 @@ def test_figures_of_the_page_are_those_of_the_raw_results() -> None:
     assert "117,432 tok/s" in page
     row = "| 3 | 1 | 70 | 494 | 514 | +5% (-4% to +15%), no difference shown | 2.45 | 100% |"
     assert row in page
+
+
+def test_goals_have_their_figure_beside_them() -> None:
+    """2.45 is below 3.1; 42 + 164 + 27 + 161 + 594 s are 988; EAGLE-3's row is the README's."""
+    page = text()
+    assert "| acceptance length at K=3, all prompt types, from 3.1 on | 2.45 | no |" in page
+    assert "| from the model to the head in 12 minutes | 16.5 | no |" in page
+    assert "| greedy outputs at 1 request those of `none` | 100% of the answers" in page
+    assert (
+        "| 32 | eagle3 | 3 | 11,422 | 7,511 | -32% (-40% to -22%) | slower | 2.54 | 2.51 |" in page
+    )
+
+
+def test_what_was_foreseen_stands_beside_what_came() -> None:
+    """3,702 steps replayed and 3,705 served; 7,269,237 tokens in 39 s."""
+    page = text()
+    assert "| eagle3 | 3 | 81 | 8,801 | 3,702 | 3,705 | 0.08% |" in page
+    assert "| ngram | 3 | 84 | 11,445 | 7,683 | 7,683 | 0.00% |" in page
+    assert "186,391 tok/s" in page
