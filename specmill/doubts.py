@@ -102,10 +102,12 @@ def _draining(results: Results) -> list[str]:
         for name, row in _overall(results)
         if row["concurrency"] and row["mean_in_flight"] < _FULL * row["concurrency"]
     ]
+    if not rows:
+        return []
+    means = [f"{name} at {load_label(row)} {row['mean_in_flight']:.1f}" for name, row in rows]
     return [
-        f"{name} at {load_label(row)}: {row['mean_in_flight']:.1f} were in flight on average, for "
-        "answers end at different times; more bench.requests keep it full for longer."
-        for name, row in rows
+        f"Fewer were in flight than asked for, on average: {', '.join(means)}. Answers end at "
+        "different times; more bench.requests keep a load full for longer."
     ]
 
 

@@ -52,15 +52,15 @@ def break_even(grounds: Grounds, name: str, k: int) -> str:
         )
     first, *others = sorted(found, key=lambda one: one[:2])
     clauses = [_clause(*first[1:])]
-    clauses += [_clause(*one[1:]) for one in sorted(others, key=lambda one: one[1]) if one[0] > 1]
-    gate = "tokens per step exceed " + " and ".join(clauses)
+    clauses += [
+        f"{bound:.2f} at {load}{_short(row)}"
+        for missing, load, bound, row in sorted(others, key=lambda one: one[1])
+        if missing > 1
+    ]
+    gate = f"tokens per step exceed {_listed(clauses)}"
     if out_of_reach:
         gate += f", and it is not served at {loads(out_of_reach)}, where no acceptance is enough"
     return gate
-
-
-def _clause(load: int, bound: float, row: Row) -> str:
-    return f"{bound:.2f} at {load_sentence(in_flight(load))}{_now(row, bound)}"
 
 
 def _bounds(grounds: Grounds, name: str, k: int) -> dict[int, float | None]:
@@ -86,6 +86,25 @@ def _now(row: Row, bound: float) -> str:
     return f" (now {now:.2f}; acceptance at position 0 of {needed:.2f} instead of {rate:.2f})"
 
 
+def _clause(load: int, bound: float, row: Row) -> str:
+    return f"{bound:.2f} at {load_sentence(in_flight(load))}{_now(row, bound)}"
+
+
+def _short(row: Row) -> str:
+    now = row.get("tokens_per_step")
+    return "" if now is None else f" (now {now:.2f})"
+
+
+def _listed(words: list[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *before, last = words
+    return f"{', '.join(before)} and {last}" if before else last
+
+
 def loads(rows: list[Row]) -> str:
-    """Loads by name: `1 request in flight and 8 requests in flight`."""
-    return " and ".join(load_sentence(row) for row in sorted(rows, key=load_order))
+    """Loads by name: `1, 8 and 32 requests in flight`; those of another kind each by its own."""
+    ordered = sorted(rows, key=load_order)
+    plain = [str(row["concurrency"]) for row in ordered if plain_load(row)]
+    if len(ordered) > 1 and len(plain) == len(ordered):
+        return f"{_listed(plain)} requests in flight"
+    return _listed([load_sentence(row) for row in ordered])

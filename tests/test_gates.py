@@ -1,6 +1,7 @@
 """What would break even, at the load where least is missing."""
 
-from specmill.gates import break_even
+from specmill.gates import break_even, loads
+from specmill.grounds import in_flight
 from tests.decided import bench, better, cell, foreseen, grounds, predictions
 
 
@@ -17,8 +18,7 @@ def test_the_load_where_least_is_missing_counts_not_the_lowest_bound() -> None:
         foreseen("eagle3", 2, 1, 0.8, bound=1.5), foreseen("eagle3", 2, 8, 0.9, bound=2.0)
     )
     assert break_even(grounds(found, predicted=predicted), "eagle3", 2) == (
-        "tokens per step exceed 2.00 at 8 requests in flight (now 1.80) and 1.50 at 1 request in "
-        "flight (now 1.20)"
+        "tokens per step exceed 2.00 at 8 requests in flight (now 1.80) and 1.50 at 1 (now 1.20)"
     )
 
 
@@ -32,9 +32,17 @@ def test_a_load_that_no_acceptance_pays_at_is_named_and_one_that_pays_is_not() -
     )
     # 8 requests break even as it is: 1.2 / 1.2 would be the least that is missing
     assert break_even(grounds(found, predicted=predicted), "eagle3", 2) == (
-        "tokens per step exceed 1.20 at 8 requests in flight (now 1.20) and 1.50 at 1 request in "
-        "flight (now 1.20), and it is not served at 32 requests in flight, where no acceptance is "
-        "enough"
+        "tokens per step exceed 1.20 at 8 requests in flight (now 1.20) and 1.50 at 1 (now 1.20), "
+        "and it is not served at 32 requests in flight, where no acceptance is enough"
+    )
+
+
+def test_loads_are_listed_with_their_unit_once() -> None:
+    assert loads([in_flight(8)]) == "8 requests in flight"
+    assert loads([in_flight(32), in_flight(1), in_flight(8)]) == "1, 8 and 32 requests in flight"
+    long = in_flight(8) | {"context": 1024}
+    assert loads([long, in_flight(1)]) == (
+        "1 request in flight and 8 requests in flight, 1024 tokens of context"
     )
 
 
