@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,17 @@ def _dollars(cost: Cost, dollars_per_hour: float | None) -> float | None:
     return cost.seconds / 3600 * dollars_per_hour
 
 
+def _price(text: str) -> float:
+    """Of the command line."""
+    try:
+        price = float(text)
+    except ValueError:
+        price = nan
+    if not 0 <= price < inf:
+        raise argparse.ArgumentTypeError(f"{text} is no price, a number from 0 on")
+    return price
+
+
 def as_data(answer: Examination, dollars_per_hour: float | None) -> dict[str, Any]:
     """The answer as JSON holds it; `dollars` where a price was given."""
     costs = [asdict(cost) for cost in answer.costs]
@@ -244,7 +256,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--params", type=Path, default=paths.PARAMS, help="another params file")
     parser.add_argument("--json", action="store_true", help="the same as data")
     parser.add_argument(
-        "--dollars-per-hour", type=float, metavar="X", help="of this machine; no default"
+        "--dollars-per-hour", type=_price, metavar="X", help="of this machine; no default"
     )
     chosen = parser.parse_args(arguments)
     try:

@@ -26,9 +26,14 @@ REFERENCE = Path("docs/params.md")
 
 
 def read_yaml(path: Path) -> Any:
-    """Read YAML 1.2, as DVC does; raises ValueError naming the file when it is none."""
+    """Read YAML 1.2, as DVC does; raises ValueError naming a file that is none or is not there."""
     try:
         return YAML(typ="safe").load(path.read_text())
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error.strerror}); params.yaml is in the repository, complete "
+            "ones for other runs are in profiles/"
+        ) from None
     # a date that does not exist and an !!int that is none are no syntax errors
     except (YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from None
@@ -38,7 +43,8 @@ def load_params(path: Path) -> Params:
     """Read and check `path`.
 
     Raises:
-        ValueError: when it is not YAML; naming every key that is unknown, missing or wrong.
+        ValueError: when it cannot be read or is not YAML; naming every key that is unknown, missing
+            or wrong.
     """
     raw = read_yaml(path)
     try:

@@ -160,3 +160,11 @@ def test_what_was_never_measured_has_no_minutes_and_no_price_and_is_not_in_the_s
     ]
     rows = as_data(Examination([], costs), 40.0)["costs"]
     assert [(row["seconds"], row["dollars"]) for row in rows] == [(90.0, 1.0), (None, None)]
+
+
+@pytest.mark.parametrize("price", ["nan", "-3", "inf", "much"])
+def test_a_price_that_is_none_is_refused(price: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([f"--dollars-per-hour={price}"])
+    assert ended.value.code == 2
+    assert f"{price} is no price, a number from 0 on" in capsys.readouterr().err

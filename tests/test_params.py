@@ -452,3 +452,11 @@ def test_the_losses_are_those_of_speculators() -> None:
 
     known = set(get_args(Train.model_fields["loss"].annotation))
     assert known == set(utils._EAGER_LOSS_FN_MAP) == set(utils._FUSED_LOSS_FN_MAP)
+
+
+@pytest.mark.parametrize("name", ["none.yaml", "."])
+def test_a_file_that_is_not_there_is_named_with_where_complete_ones_are(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(ValueError, match=r"cannot be read \(.+\); .* in profiles/"):
+        load_params(tmp_path / name)
