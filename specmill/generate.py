@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 from specmill import compat
 from specmill.client import Answer, Client, run_closed_loop
@@ -16,6 +16,9 @@ from specmill.samples import Sample, make_sample
 from specmill.server import Server
 
 logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 Job = tuple[str, Conversation, dict[str, Any]]
 """(split, conversation, sampling parameters)"""
@@ -100,7 +103,10 @@ async def generate(
     missing = [job for job, samples in zip(jobs, known, strict=True) if samples is None]
     if missing:
         with start_servers() as servers:
-            fresh = iter(await _shared_out(missing, servers, answer_turns, concurrency, timeout_s))
+            found = shared_out(
+                missing, servers, answer_turns, concurrency, timeout_s, progress="answers"
+            )
+            fresh = iter(await found)
         known = [samples if samples is not None else next(fresh) for samples in known]
     return [samples for samples in known if samples], counts
 
@@ -118,26 +124,37 @@ def _fault(job: Job, turn: int, error: RuntimeError, max_model_len: int) -> str:
     )
 
 
-async def _shared_out(
-    jobs: list[Job],
+async def shared_out(
+    items: list[Item],
     servers: list[Server],
-    answer: Callable[[Job, Client], Awaitable[list[Sample] | None]],
+    work: Callable[[Item, Client], Awaitable[Result]],
     concurrency: int,
     timeout_s: float,
-) -> list[list[Sample] | None]:
-    """Answer jobs, `concurrency` in flight at each server; one that is free takes the next."""
+    *,
+    progress: str,
+) -> list[Result]:
+    """Apply `work` to every item and a server that is free; results in item order.
+
+    Args:
+        items: What is to be done.
+        servers: All healthy; each has `concurrency` items in flight, so that a slow one gets fewer.
+        work: Asks the server it is given.
+        concurrency: Of one server.
+        timeout_s: Of one request.
+        progress: What the bar is called.
+    """
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(Client(server, timeout_s)) for server in servers]
         free = clients * concurrency
 
-        async def answer_somewhere(job: Job) -> list[Sample] | None:
+        async def somewhere(item: Item) -> Result:
             client = free.pop(0)
             try:
-                return await answer(job, client)
+                return await work(item, client)
             finally:
                 free.append(client)
 
-        return await run_closed_loop(jobs, answer_somewhere, len(free), progress="answers")
+        return await run_closed_loop(items, somewhere, len(free), progress=progress)
 
 
 def _rendering(conversation: Conversation, template_kwargs: dict[str, Any]) -> dict[str, Any]:
