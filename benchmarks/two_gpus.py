@@ -57,7 +57,7 @@ _EPOCHS = 2
 """The last one is timed: the first one compiles."""
 
 
-class _Steps(logging.Handler):
+class Steps(logging.Handler):
     """Epoch, time in seconds and loss of every step that speculators reports."""
 
     def __init__(self) -> None:
@@ -65,6 +65,7 @@ class _Steps(logging.Handler):
         self.seen: list[tuple[int, float, float]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Keep a step; other records are none."""
         if isinstance(record.msg, dict) and "train" in record.msg:
             step = record.msg
             self.seen.append((step["epoch"], time.monotonic(), step["train"]["loss"]))
@@ -77,7 +78,7 @@ def train_here(options: argparse.Namespace) -> None:
     if options.tokens_per_step:
         changed["tokens_per_step"] = options.tokens_per_step
     chosen = params.train.model_copy(update=changed)
-    logger, steps = logging.getLogger("speculators.metrics"), _Steps()
+    logger, steps = logging.getLogger("speculators.metrics"), Steps()
     logger.setLevel(logging.INFO)
     logger.addHandler(steps)
     view, samples = StateView(paths.HIDDEN_STATES), read_splits(chosen)
