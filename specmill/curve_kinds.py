@@ -26,6 +26,15 @@ NONE, TOKENS = "none", "tokens"
 
 Shape = Train | Medusa | DraftModel | None
 
+_SHAPED_BY: dict[type, set[str]] = {
+    Train: {
+        "type", "draft", "num_layers", "sliding_window", "norm_before_fc", "norm_output",
+    },
+    Medusa: {"num_heads", "num_layers", "vocabulary"},
+    DraftModel: {"num_layers"},
+}  # fmt: skip
+"""Parameters that shape what is made; the others say how it is trained."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -47,8 +56,16 @@ class Kind:
 
     @property
     def geometry(self) -> list[Any]:
-        """All that its engines follow from, besides the verifier and K; as JSON holds it."""
-        return [self.name, self.method.settings, self.shape and self.shape.model_dump()]
+        """All that its engines follow from, besides the verifier and K; as JSON holds it.
+
+        How a row looks drafts up changes nothing of what they cost here, nor does how long or on
+        what a head is trained.
+        """
+        settings = {} if self.name == TOKENS else self.method.settings
+        shaped = None
+        if self.shape is not None:
+            shaped = self.shape.model_dump(include=_SHAPED_BY[type(self.shape)])
+        return [self.name, settings, shaped]
 
 
 def curve_kinds(params: Params) -> tuple[dict[str, Kind], dict[str, str]]:
@@ -67,6 +84,13 @@ def curve_kinds(params: Params) -> tuple[dict[str, Kind], dict[str, str]]:
         else:
             kinds[row] = by_name.setdefault(name, Kind(name, row, method, shape))
     return kinds, without
+
+
+def kinds_to_measure(params: Params) -> list[list[Any]]:
+    """The geometry of every kind that a row is of, by its name: while it is the same, step times
+    need not be measured again, whatever else becomes of `methods`."""
+    kinds = {kind.name: kind for kind in curve_kinds(params)[0].values()}
+    return [kinds[name].geometry for name in sorted(kinds)]
 
 
 def kinds_by_row(

@@ -15,6 +15,7 @@ HEAD_SOURCES = Path("reports/head_sources.json")
 DRAFT_SOURCE = Path("reports/draft_source.json")
 START_SOURCE = Path("reports/start_source.json")
 IMPORTED_SOURCES = Path("reports/imported_sources.json")
+CURVE_KINDS = Path("reports/curve_kinds.json")
 
 VERIFIER = Path("models/verifier")
 IDENTITY = VERIFIER / "identity.json"

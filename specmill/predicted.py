@@ -48,12 +48,18 @@ class _Missing:
 
 
 def predict(
-    curves: dict[str, Any], replays: dict[str, dict[str, Any]], spec: Spec, bench: Bench
+    curves: dict[str, Any],
+    kinds: tuple[dict[str, str | None], dict[str, str]],
+    replays: dict[str, dict[str, Any]],
+    spec: Spec,
+    bench: Bench,
 ) -> dict[str, Any]:
     """Predicted speed-up of every row of `methods`, at every K and number of requests in flight.
 
     Args:
         curves: Content of reports/curves.json.
+        kinds: The kind of every row, and the reason of those that have none
+            (specmill.curve_kinds: kinds_by_row).
         replays: Content of reports/replay/NAME.json by row of `methods`.
         spec: K, for what a better head would bring and for reasons.
         bench: Loads, and how long answers get.
@@ -66,6 +72,7 @@ def predict(
         at spec.tokens; `headline`, the best again by name, for `dvc metrics`; `without`, why
         something is missing.
     """
+    named, reasons = kinds
     missing = _Missing()
     for load, reason in _NO_STEP_TIMES.items():
         if any(getattr(bench, load)):
@@ -73,12 +80,12 @@ def predict(
     rows: list[Row] = []
     better: list[Row] = []
     for method, replay in replays.items():
-        kind = curves["kinds"].get(method)
+        kind = named.get(method)
         if kind == NONE:
             continue
         times = None
         if kind is None:
-            missing.add(method, curves["without"][method])
+            missing.add(method, reasons[method])
         else:
             try:
                 times = step_times(curves, kind)

@@ -2,11 +2,11 @@
 
 Reads    data/prepared/bench.parquet    prompts, as token ids
          models/verifier, data/verifier_head, reports/hardware.json
+         reports/curve_kinds.json       stands for what params.yaml says of the kinds
 Plots    reports/plots/curves.json      step time by kind, K and batch
-Metrics  reports/curves.json            the same with its spread and its ratio to `none`; which kind
-                                        a row of `methods` is; engine facts
-Params   curves; what is measured: methods, train, siblings, medusa, draft_models, extract, vocab;
-         how engines run: bench, parallel
+Metrics  reports/curves.json            the same with its spread and its ratio to `none`; why a kind
+                                        is missing; engine facts
+Params   curves, extract.aux_layer_ids, vocab; how engines run: bench, parallel
 
 Run      dvc repro curves
 """
@@ -20,7 +20,7 @@ from typing import Any
 from specmill import compat, paths
 from specmill.curve_drafts import CurveDrafts
 from specmill.curve_engines import plan_engines, plan_groups, steering_flags
-from specmill.curve_kinds import curve_kinds, kinds_by_row
+from specmill.curve_kinds import curve_kinds
 from specmill.curve_waves import curve_fleet, deal_prompts, describe, mean_length, measure_curves
 from specmill.curves import by_name, curve_points, plot_rows
 from specmill.files import digest, read_json, write_json
@@ -50,7 +50,7 @@ def main() -> None:
         aux_ids = aux_layer_ids(stage.params.extract.aux_layer_ids, verifier["num_layers"])
         samples = read_samples(paths.PREPARED / "bench.parquet")
         prompts = deal_prompts(samples, chosen, max_model_len)
-        rows, without = curve_kinds(stage.params)
+        rows, _ = curve_kinds(stage.params)
         kinds = {kind.name: kind for kind in rows.values()}
         most = max(chosen.tokens)
         drafts = CurveDrafts(model, paths.VERIFIER_HEAD, verifier, aux_ids, vocab_size, most)
@@ -74,16 +74,14 @@ def main() -> None:
         with curve_fleet(start, prompts, bench, runtime.request_timeout_s) as fleet:
             measured = measure_curves(groups, fleet, prompts, chosen, max_model_len, kept)
         points = curve_points(measured.waves)
-        named, reasons = kinds_by_row(rows, without, refused | measured.missing)
         facts = measured.engines
         write_json(paths.REPORTS / "plots" / "curves.json", plot_rows(points))
         stage.write_metrics(
             paths.CURVES,
             {
                 "points": points,
-                "kinds": named,
-                "without": reasons,
                 "refused": measured.refused,
+                "missing": refused | measured.missing,
                 "prompt_tokens": mean_length(prompts),
                 "engines": facts,
                 "startup_s": {name: ran["startup_s"] for name, ran in facts.items()},

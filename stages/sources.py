@@ -6,6 +6,7 @@ Writes   reports/sources.json         each dataset as asked for, with the digest
          reports/draft_source.json    the shape of the draft model
          reports/start_source.json    the head that training starts from
          reports/imported_sources.json    and of every result of another tool
+         reports/curve_kinds.json     which kinds of draft `methods` has (specmill.curve_kinds)
 Params   read but not tracked: this stage runs always, and its output is compared by content
 
 Run      dvc repro sources
@@ -14,6 +15,7 @@ Run      dvc repro sources
 import sys
 
 from specmill import paths
+from specmill.curve_kinds import kinds_to_measure
 from specmill.draft_sources import check_shape, identify_draft, identify_start
 from specmill.files import write_json
 from specmill.imported import identify_imported
@@ -55,6 +57,8 @@ def main() -> None:
             for name, row in params.imported.items()
         }
         write_json(paths.IMPORTED_SOURCES, imported)
+        # not the sections that they follow from: a window of one row measures no step time again
+        write_json(paths.CURVE_KINDS, kinds_to_measure(params))
     except (ValueError, OSError) as error:
         sys.exit(f"sources: {error}")
 

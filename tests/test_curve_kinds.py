@@ -14,7 +14,7 @@ from specmill.curve_engines import (
     plan_groups,
     steering_flags,
 )
-from specmill.curve_kinds import Kind, curve_kinds, kinds_by_row
+from specmill.curve_kinds import Kind, curve_kinds, kinds_by_row, kinds_to_measure
 from specmill.params import Method, Params
 from specmill.params_file import load_params
 from specmill.params_heads import DraftModel, Sibling
@@ -101,6 +101,40 @@ def test_a_head_whose_geometry_is_not_known_has_no_curve(
     kinds, without = curve_kinds(every.model_copy(update={"methods": {"row": row}}))
     assert kinds == {}
     assert without["row"].startswith(f"params.yaml does not say what {head} looks like as {method}")
+
+
+def test_kinds_are_the_same_whatever_else_becomes_of_rows_and_trainings(every: Params) -> None:
+    """Another window, learning rate, number of epochs or row of a kind that is there."""
+    before = kinds_to_measure(every)
+    names = [name for name, *_ in before]
+    assert names == sorted(set(names))
+    window = every.methods["ngram"].model_copy(
+        update={"settings": {"prompt_lookup_min": 1, "prompt_lookup_max": 5}}
+    )
+    longer = every.medusa["three_heads"].model_copy(update={"epochs": 99, "lr": 1.0})
+    changed = every.model_copy(
+        update={
+            "methods": every.methods | {"ngram": window, "again": window},
+            "train": every.train.model_copy(update={"epochs": 99, "lr": 1.0, "ttt_steps": 7}),
+            "medusa": every.medusa | {"three_heads": longer},
+        }
+    )
+    assert kinds_to_measure(changed) == before
+
+
+@pytest.mark.parametrize(
+    ("section", "change"),
+    [
+        ("train", {"num_layers": 2}), ("train", {"draft": "kimi-k2-eagle3"}),
+        ("train", {"norm_output": None}), ("train", {"sliding_window": 7}),
+    ],
+)  # fmt: skip
+def test_another_shape_is_to_be_measured_anew(
+    every: Params, section: str, change: dict[str, Any]
+) -> None:
+    shaped = getattr(every, section).model_copy(update=change)
+    changed = every.model_copy(update={section: shaped})
+    assert kinds_to_measure(changed) != kinds_to_measure(every)
 
 
 def test_a_row_whose_engine_was_refused_has_no_kind_but_a_reason() -> None:

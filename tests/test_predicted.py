@@ -2,9 +2,11 @@ from typing import Any
 
 import pytest
 
+from specmill import predicted as prediction
 from specmill.params import Spec
+from specmill.params_bench import Bench
 from specmill.params_file import load_params
-from specmill.predicted import plot_rows, predict
+from specmill.predicted import plot_rows
 from tests.test_step_times import CURVES
 from tests.workspace import ROOT
 
@@ -13,9 +15,19 @@ BENCH = PARAMS.bench.model_copy(update={"concurrency": [1, 8], "max_tokens": 11}
 SPEC = Spec(tokens=3, sweep=[1])
 
 
+KINDS: dict[str, str | None] = {
+    "none": "none", "ngram": "tokens", "eagle3": "eagle3", "found": "eagle3", "odd": None,
+}  # fmt: skip
+
+
 def curves() -> dict[str, Any]:
-    kinds = {"none": "none", "ngram": "tokens", "eagle3": "eagle3", "found": "eagle3", "odd": None}
-    return CURVES | {"kinds": kinds, "without": {"odd": "its kind is new"}, "prompt_tokens": 200.0}
+    return CURVES | {"prompt_tokens": 200.0}
+
+
+def predict(
+    curves: dict[str, Any], replays: dict[str, dict[str, Any]], spec: Spec, bench: Bench
+) -> dict[str, Any]:
+    return prediction.predict(curves, (KINDS, {"odd": "its kind is new"}), replays, spec, bench)
 
 
 def replay(method: str, *rows: tuple[str, int, float], coverage: float = 1.0) -> dict[str, Any]:
