@@ -48,52 +48,68 @@ def prediction_blocks(
     """
     if not predicted:
         return []
-    found: list[Block] = [Paragraph(inline(_how_predicted(check)))]
-    if any(row["k"] for row in predicted["best"]):
-        columns: list[Column] = [
-            ("method", of("method")),
-            ("K", lambda row: row["k"] or "no draft"),
-            ("in flight", of("concurrency")),
-            ("predicted change (95% interval)", lambda row: change(row) if row["k"] else "-"),
-        ]
-        found.append(table(predicted["best"], "The K predicted to be best", columns))
-    elif predicted["best"]:
+    return [
+        Paragraph(inline(_how_predicted(check))),
+        *_fastest(predicted["best"]),
+        *_predicted_map(predicted["rows"], rows),
+        *_better_heads(predicted["better_head"]),
+        *_not_predicted(predicted["without"]),
+    ]
+
+
+def _fastest(best: list[Row]) -> list[Block]:
+    if not best:
+        return []
+    if not any(row["k"] for row in best):
         text = "No K of any method is predicted to be faster than none at any load."
-        found.append(Paragraph(inline(text)))
+        return [Paragraph(inline(text))]
+    columns: list[Column] = [
+        ("method", of("method")),
+        ("K", lambda row: row["k"] or "no draft"),
+        ("in flight", of("concurrency")),
+        ("predicted change (95% interval)", lambda row: change(row) if row["k"] else "-"),
+    ]
+    return [table(best, "The K predicted to be best", columns)]
+
+
+def _predicted_map(predicted: list[Row], rows: list[Row]) -> list[Block]:
     drawable = [row | {"context": 0} for row in measured("speedup", rows)]
-    if drawable:
-        title = "Map of the predicted change of speed by K and requests in flight"
-        overall = [row for row in predicted["rows"] if row["category"] == ALL]
-        columns = [
-            *_PLACE,
-            ("predicted change (95% interval)", change),
-            ("tokens per step", number("tokens_per_step", ".2f")),
-            ("to break even", number("break_even_tokens_per_step", ".2f")),
-            ("step time, times as long", number("step_ratio", ".2f")),
-        ]
-        found.append(
-            Figure(
-                drawn(_plot_predicted, drawable, "predicted", title),
-                inline(
-                    "Before anything was served. All prompt types. To break even takes more tokens "
-                    "per step than a step takes times as long: the first token comes later with "
-                    "speculation, whose drafter reads the prompt too."
-                ),
-                table(overall, title, columns),
-            )
+    if not drawable:
+        return []
+    title = "Map of the predicted change of speed by K and requests in flight"
+    columns = [
+        *_PLACE,
+        ("predicted change (95% interval)", change),
+        ("tokens per step", number("tokens_per_step", ".2f")),
+        ("to break even", number("break_even_tokens_per_step", ".2f")),
+        ("step time, times as long", number("step_ratio", ".2f")),
+    ]
+    return [
+        Figure(
+            drawn(_plot_predicted, drawable, "predicted", title),
+            inline(
+                "Before anything was served. All prompt types. To break even takes more tokens "
+                "per step than a step takes times as long: the first token comes later with "
+                "speculation, whose drafter reads the prompt too."
+            ),
+            table([row for row in predicted if row["category"] == ALL], title, columns),
         )
-    if predicted["better_head"]:
-        title = "What heads of other acceptance would bring"
-        columns = [
-            *_PLACE,
-            ("tokens per step", number("tokens_per_step", ".2f")),
-            ("predicted change (95% interval)", change),
-        ]
-        found.append(Folded(title, [table(predicted["better_head"], title, columns)]))
-    if predicted["without"]:
-        reasons = [f"{name}: {reason}" for name, reason in predicted["without"].items()]
-        found.append(Folded("Not predicted", [Bullets([inline(reason) for reason in reasons])]))
-    return found
+    ]
+
+
+def _better_heads(rows: list[Row]) -> list[Block]:
+    title = "What heads of other acceptance would bring"
+    columns = [
+        *_PLACE,
+        ("tokens per step", number("tokens_per_step", ".2f")),
+        ("predicted change (95% interval)", change),
+    ]
+    return [Folded(title, [table(rows, title, columns)])] if rows else []
+
+
+def _not_predicted(without: dict[str, str]) -> list[Block]:
+    reasons = [inline(f"{name}: {reason}") for name, reason in without.items()]
+    return [Folded("Not predicted", [Bullets(reasons)])] if reasons else []
 
 
 def _plot_predicted(rows: list[Row], target: Target) -> None:
