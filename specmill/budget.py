@@ -56,7 +56,14 @@ class Cost:
 class Budget:
     """The costs of a run."""
 
-    def __init__(self, params: Params, work: Workload, rates: Rates, config: dict[str, object]):
+    def __init__(
+        self,
+        params: Params,
+        work: Workload,
+        rates: Rates,
+        config: dict[str, object],
+        num_gpus: int = 0,
+    ):
         """
         Args:
             params: Of params.yaml.
@@ -64,7 +71,9 @@ class Budget:
             rates: How fast it is done.
             config: The config.json of the verifier, or of the draft model where that has a shape
                 of its own.
+            num_gpus: Of this machine.
         """
+        self._num_gpus = num_gpus
         self._params, self._work, self._rates, self._config = params, work, rates, config
 
     @property
@@ -132,16 +141,24 @@ class Budget:
         if chosen.responses == "verifier":
             asked += work.training
         context = asked.row_tokens // asked.number
-        at_once = min(self._params.runtime.request_concurrency, asked.number)
-        decode_s = asked.answer_tokens / at_once * self._rates.step_s(at_once, context)
-        read_s = self._rates.prefill_s(asked.read_tokens, context)
+        runtime = self._params.runtime
+        apart = self._apart(runtime.prepare_engines)
+        at_once = min(runtime.request_concurrency * runtime.prepare_engines, asked.number)
+        each = max(1, at_once // apart)
+        decode_s = asked.answer_tokens / at_once * self._rates.step_s(each, context)
+        read_s = self._rates.prefill_s(asked.read_tokens, context) / apart
         return self._cost("prepare", 1, decode_s + read_s, steps=self._steps)
+
+    def _apart(self, engines: int) -> int:
+        """Engines that share no GPU; those that do share its memory and arithmetic, as on a CPU."""
+        return max(1, min(engines, self._num_gpus // self._rates.gpus_per_engine))
 
     def _extract(self) -> Cost:
         if self._params.extract.mode == "online":
             return self._cost("extract", 0, 0.0)
         every = self._work.all
         read_s = self._rates.prefill_s(every.row_tokens, every.row_tokens // every.number)
+        read_s /= self._apart(self._params.runtime.extract_engines)
         write_s = self.state_bytes / self._rates.speed.write_bytes_per_s
         starts = 0 if self._params.runtime.extract_endpoints else 1
         return self._cost("extract", starts, max(read_s, write_s), self.state_bytes, "estimated")

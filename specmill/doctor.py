@@ -171,7 +171,8 @@ def _sized(params: Params, seen: Seen, card: Card) -> tuple[list[Finding], list[
     import_s = float(seen.engine["import_s"]) if isinstance(seen.engine, dict) else 0.0
     rates = Rates(size, seen.speed, machine.device, import_s, read_records(params, machine),
                   params.parallel.tensor_parallel_size)  # fmt: skip
-    budget = Budget(params, work, rates, _head_config(params, card))
+    num_gpus = len(machine.hardware["gpus"])
+    budget = Budget(params, work, rates, _head_config(params, card), num_gpus)
     needs = disk_needs(budget, params.verifier, size.weight_bytes, is_linked=seen.is_linked)
     return [*found, *check_disk(needs)], budget.costs()
 

@@ -58,6 +58,19 @@ def test_a_stage_is_its_starts_and_its_work() -> None:
     assert costs["extract"].written_bytes == 6000 * (4 * 576 * 2 + 4)
 
 
+def test_engines_share_the_work_where_each_has_a_gpu_and_requests_in_flight_on_one() -> None:
+    """4,800 tokens of 120 answers; 16 in flight at each of four engines are 64 on one GPU."""
+    chosen = params(runtime={"prepare_engines": 4, "extract_engines": 4, "request_concurrency": 16})
+    context, many, extracts = 6000 // 120, rates(), []
+    for num_gpus, each, apart in ((0, 64, 1), (1, 64, 1), (2, 32, 2), (8, 16, 4)):
+        prepare, extract, *_ = Budget(chosen, WORK, many, SMOLLM, num_gpus).costs()
+        step_s = many.step_s(each, context)
+        read_s = many.prefill_s(1200, context) / apart
+        assert prepare.work_s == pytest.approx(4800 / 64 * step_s + read_s), num_gpus
+        extracts.append(extract.work_s)
+    assert extracts[0] == extracts[1] > extracts[2] > extracts[3]
+
+
 def test_training_is_six_flop_per_weight_and_token_and_unrolled_step() -> None:
     costs = {cost.stage: cost for cost in Budget(params(), WORK, rates(), SMOLLM).costs()}
     # fc 3H^2; attention 2H(heads + 2 kv)d + heads d H; MLP 3HI; lm_head over 8,192
