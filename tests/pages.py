@@ -55,7 +55,6 @@ DECISION: dict[str, Any] = {
 }
 
 CURVES = {
-    "kinds": {"none": "none", "ngram": "tokens", "suffix": "tokens", "eagle3": "eagle3"},
     "points": [
         {
             "num_waves": 1 if batch == 8 else 3,
