@@ -86,7 +86,9 @@ def _sections(evidence: Evidence) -> Iterator[Section]:
 def _folded(evidence: Evidence) -> Iterator[Section]:
     """What stands behind all that, each section shown when asked for."""
     results, further = evidence.results, evidence.further
-    costs = cost_blocks(further.get("curves"), further.get("routing"))
+    predicted = further.get("predicted")
+    kinds = dict(predicted["kinds"]) if predicted else {}
+    costs = cost_blocks(further.get("curves"), kinds, further.get("routing"))
     trained = training_blocks(evidence.plots.get("train", []), further.get("train"))
     machine = provenance_blocks(results, evidence.hardware, evidence.verifier)
     words = blocks(reading(results, evidence.bench), "")

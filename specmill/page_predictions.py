@@ -169,17 +169,20 @@ def _side(side: str) -> Callable[[Row], Any]:
     return lambda row: change({name: row[key] for name, key in ends.items()})
 
 
-def cost_blocks(curves: dict[str, Any] | None, routing: dict[str, Any] | None) -> list[Block]:
+def cost_blocks(
+    curves: dict[str, Any] | None, kinds: dict[str, str | None], routing: dict[str, Any] | None
+) -> list[Block]:
     """Step times by K and batch; the experts that a step loads where the verifier has experts.
 
     Args:
         curves: reports/curves.json, or None.
+        kinds: The kind of draft of every row, where it is known.
         routing: reports/routing.json, without `windows` of a dense verifier; or None.
     """
     found: list[Block] = []
     if curves:
         title = "Step time by kind of draft, K and requests in flight"
-        points = [point | {"kind": _kind(point["kind"], curves)} for point in curves["points"]]
+        points = [point | {"kind": _kind(point["kind"], kinds)} for point in curves["points"]]
         columns: list[Column] = [
             ("kind of draft", of("kind")),
             ("K", of("k")),
@@ -205,11 +208,12 @@ def cost_blocks(curves: dict[str, Any] | None, routing: dict[str, Any] | None) -
     return found
 
 
-def _kind(kind: str, curves: dict[str, Any]) -> str:
+def _kind(kind: str, kinds: dict[str, str | None]) -> str:
     """What drafts, in words: rows that look their drafts up share a kind."""
     if kind != TOKENS:
         return kind
-    return f"looked up ({', '.join(row for row, one in curves['kinds'].items() if one == kind)})"
+    rows = ", ".join(row for row, one in kinds.items() if one == kind)
+    return f"looked up ({rows})" if rows else "looked up"
 
 
 def _step(row: Row) -> str:

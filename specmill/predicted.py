@@ -65,6 +65,7 @@ def predict(
         bench: Loads, and how long answers get.
 
     Returns:
+        `kinds`, pairs of a row and its kind, no mapping, which would be columns of `dvc metrics`;
         `rows` by method, K, `concurrency` and category, with `speedup`, its interval,
         `tokens_per_step`, `step_ratio` and `break_even_tokens_per_step` (None when no acceptance is
         enough); `best`, the fastest K by method and concurrency, with how much faster than the
@@ -100,6 +101,7 @@ def predict(
     best = _best(rows)
     return {
         "rows": rows,
+        "kinds": [[method, kind] for method, kind in named.items()],
         "best": best,
         "better_head": better,
         "headline": _headline(best),

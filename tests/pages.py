@@ -125,6 +125,12 @@ def _predicted() -> dict[str, Any]:
     ]
     return {
         "rows": rows,
+        "kinds": [
+            ["none", "none"],
+            ["ngram", "tokens"],
+            ["suffix", "tokens"],
+            ["eagle3", "eagle3"],
+        ],
         "best": [row for row in rows if row["speedup"] > 1.1],
         "better_head": [row | {"tokens_per_step": 2.5, "speedup": 1.5} for row in rows[-1:]],
         "without": {"suffix": "it was not replayed"},
