@@ -23,7 +23,7 @@ from tqdm import tqdm
 from specmill.client import Client, TimedAnswer, run_closed_loop
 from specmill.curve_engines import Engine
 from specmill.curves import tokens_per_chunk, wave_record
-from specmill.files import read_json, write_json
+from specmill.files import read_kept, write_json
 from specmill.fleet import Fleet, Refused, Starter
 from specmill.params_bench import Bench
 from specmill.params_curves import Curves
@@ -131,7 +131,8 @@ def measure_curves(
     measured = Measured()
     for group in groups:
         file = kept / f"{group[-1].run.label}.json"
-        if not file.is_file():
+        found = read_kept(file)
+        if found is None:
             try:
                 waves = _measure_group(group, fleet, prompts, chosen, max_model_len)
             except Refused as reason:
@@ -139,8 +140,8 @@ def measure_curves(
                 measured.refused.setdefault(kind, {})[str(reason.k)] = str(reason)
                 continue
             ran = {engine.name: _facts(fleet, engine) for engine in group}
-            write_json(file, {"waves": waves, "engines": ran})
-        found = read_json(file)
+            found = {"waves": waves, "engines": ran}
+            write_json(file, found)
         measured.waves += found["waves"]
         measured.engines |= found["engines"]
         for engine in group:  # the fleet tells a refused method from a broken engine by them

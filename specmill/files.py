@@ -15,6 +15,8 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+_SEAL = "seal.json"
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write `content` to a temporary neighbour, flush it to the disk and rename it to `path`.
@@ -65,6 +67,41 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path} must hold a JSON object, it holds a {type(found).__name__}")
     return found
+
+
+def read_kept(path: Path) -> Any:
+    """What an earlier run has kept as JSON; None when it is missing, or damaged since then.
+
+    What is damaged is removed and said in the log: it would stop every further run.
+    """
+    if not path.is_file():
+        return None
+    try:
+        return read_json(path)
+    except ValueError as error:
+        logger.warning("%s; what it held is made again", error)
+        path.unlink()
+        return None
+
+
+def seal(folder: Path) -> None:
+    """Flush the files of a folder to the disk and write down their digests, for `is_whole`."""
+    digests = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != _SEAL:
+            with path.open("rb") as handle:
+                os.fsync(handle.fileno())
+            digests[str(path.relative_to(folder))] = file_digest(path)
+    write_json(folder / _SEAL, digests)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder was sealed and every file is what it was then."""
+    digests = read_kept(folder / _SEAL)
+    return digests is not None and all(
+        (folder / name).is_file() and file_digest(folder / name) == one
+        for name, one in digests.items()
+    )
 
 
 @contextlib.contextmanager

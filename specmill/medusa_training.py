@@ -9,6 +9,7 @@ AdamW's step hardly depends on a loss's scale, so that a weight would change not
 import io
 import logging
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,7 @@ def train(
     epochs: list[dict[str, float]] = []
     for epoch in range(chosen.epochs):
         path = checkpoints / f"{epoch}.pt"
-        if path.is_file():
-            kept = torch.load(path, map_location=device, weights_only=True)
+        if (kept := _kept(path, device)) is not None:
             heads.load_state_dict(kept["heads"])
             optimizer.load_state_dict(kept["optimizer"])
             epochs.append(kept["metrics"])
@@ -202,6 +202,20 @@ def curves(epochs: list[dict[str, float]], num_heads: int) -> list[dict[str, flo
         for epoch, metrics in enumerate(epochs)
         for position in range(num_heads)
     ]
+
+
+def _kept(path: Path, device: torch.device) -> dict[str, Any] | None:
+    """What `_keep` has written; None when it is missing or was cut since."""
+    if not path.is_file():
+        return None
+    try:
+        # from memory, so that an error in reading it is none of these
+        content = io.BytesIO(path.read_bytes())
+        state: dict[str, Any] = torch.load(content, map_location=device, weights_only=True)
+    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        logger.warning("%s is damaged (%s); its epoch is trained again", path, error)
+        return None
+    return state
 
 
 def _keep(

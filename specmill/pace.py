@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from specmill.files import digest, read_json, write_json
+from specmill.files import digest, read_kept, write_json
 from specmill.plan import Cell, Run
 from specmill.recording import Recording
 
@@ -31,7 +31,7 @@ class Pace:
         return float(starts * mean["start_s"] + tokens * mean["token_s"]) / 60
 
     def _known(self) -> dict[str, Any]:
-        return dict(read_json(self._file)) if self._file.is_file() else {}
+        return dict(read_kept(self._file) or {})
 
 
 def describe(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specmill.files import digest, read_json, write_json
+from specmill.files import digest, read_json, read_kept, write_json
 from specmill.plan import Cell, Run
 from specmill.records import read_requests, write_requests
 
@@ -86,8 +86,8 @@ class CellCache:
 
     def get(self, unit: list[tuple[Run, Cell]]) -> list[dict[str, Any]] | None:
         """The records of a unit, which are kept together."""
-        path = self._path(unit)
-        return list(read_json(path)) if path.is_file() else None
+        records: list[dict[str, Any]] | None = read_kept(self._path(unit))
+        return records
 
     def put(self, unit: list[tuple[Run, Cell]], records: list[dict[str, Any]]) -> None:
         """Keep the records of a unit."""
@@ -99,9 +99,11 @@ class CellCache:
         return self._folder / f"{digest(parts)}.json"
 
     def servers(self) -> dict[str, dict[str, Any]]:
-        """Facts of the engines that measured what is kept."""
-        path = self._folder / "servers.json"
-        return dict(read_json(path)) if path.is_file() else {}
+        """Facts of the engines that measured what is kept; without them nothing of it is used."""
+        facts: dict[str, dict[str, Any]] | None = read_kept(self._folder / "servers.json")
+        if facts is None:
+            self.clear()
+        return facts or {}
 
     def put_servers(self, facts: dict[str, dict[str, Any]]) -> None:
         """Keep the facts of all engines so far."""

@@ -26,7 +26,7 @@ from specmill import compat
 from specmill.draft_config import check_draft
 from specmill.draft_decoder import decoder_config, further_flags, surroundings
 from specmill.draft_types import TYPES
-from specmill.files import read_json, write_json
+from specmill.files import is_whole, read_json, seal, write_json
 from specmill.head import best_epoch, worth
 from specmill.loading import make_loader, usual_length
 from specmill.muon import without_emulation
@@ -38,7 +38,7 @@ from specmill.transfer import StoredSamples
 logger = logging.getLogger(__name__)
 
 _EPOCH = "epoch.json"
-"""Held-out metrics of an epoch; written last, so an epoch that has it is complete."""
+"""Held-out metrics of an epoch; written when its checkpoint is, which is sealed with it."""
 
 _APART = 2**20
 """Between the seeds of two processes: more than a training has epochs."""
@@ -154,7 +154,9 @@ class _Trainer(Trainer):
         return metrics
 
     def _report(self, epoch: int, metrics: dict[str, float]) -> None:
-        write_json(self.checkpointer.path / str(epoch) / _EPOCH, metrics)
+        folder = self.checkpointer.path / str(epoch)
+        write_json(folder / _EPOCH, metrics)
+        seal(folder)
         logger.info(
             "epoch %d of %d: held-out loss %.3f, %s %.3f",
             epoch + 1,
@@ -246,10 +248,19 @@ def _epochs(checkpoints: Path, last: int) -> list[dict[str, float]]:
 
 
 def _drop_incomplete(checkpoints: Path) -> None:
-    """Remove what an interrupted run left behind that cannot be resumed from."""
-    for folder in checkpoints.glob("*"):
-        if folder.is_symlink():
-            folder.unlink()
-        elif folder.is_dir() and not (folder / _EPOCH).is_file():
+    """Remove what an interrupted run left behind that cannot be resumed from.
+
+    What follows an epoch that is not whole any more goes too: it is trained again in turn.
+    """
+    found = list(checkpoints.glob("*"))
+    for link in filter(Path.is_symlink, found):
+        link.unlink()
+    folders = [folder for folder in found if folder.is_dir()]
+    numbered = {int(folder.name): folder for folder in folders if folder.name.isdecimal()}
+    good = 0
+    while good in numbered and is_whole(numbered[good]):
+        good += 1
+    for folder in folders:
+        if not folder.name.isdecimal() or int(folder.name) >= good:
             logger.info("dropping the incomplete checkpoint %s", folder)
             shutil.rmtree(folder)

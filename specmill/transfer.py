@@ -28,6 +28,7 @@ from speculators.train.recovery import SampleUnavailable
 
 from specmill import paths
 from specmill.compat import API_KEY
+from specmill.files import is_whole, seal
 from specmill.samples import Sample, digest_of, key_of
 from specmill.shards import SUFFIX, read_shard
 from specmill.states import restore, wait_for
@@ -140,13 +141,14 @@ def _written(samples: list[Sample], folder: Path) -> Path:
     """The samples as an Arrow dataset, written once: a training that goes on finds them there.
 
     Returns:
-        A folder in `folder` that is named after their ids and masks and whole if it is there.
+        A folder in `folder` that is named after their ids and masks.
     """
     place = folder / digest_of(samples)
-    if place.is_dir():
+    if is_whole(place):
         return place
     begun = place.with_suffix(".tmp")
-    shutil.rmtree(begun, ignore_errors=True)  # of a training that was interrupted here
+    for old in (place, begun):  # of a training that was interrupted here
+        shutil.rmtree(old, ignore_errors=True)
     Dataset.from_dict(
         {
             "input_ids": [sample.input_ids for sample in samples],
@@ -154,6 +156,7 @@ def _written(samples: list[Sample], folder: Path) -> Path:
             "seq_len": [len(sample.input_ids) for sample in samples],
         }
     ).with_format("torch").save_to_disk(begun)
+    seal(begun)
     begun.replace(place)
     return place
 

@@ -1,5 +1,6 @@
 """Waves against servers that are not there: which are sent, in what order, and what is kept."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,16 @@ def test_what_an_interrupted_stage_has_kept_is_not_measured_again(
     assert measure(lab, curves_section()) == first
     assert len(sender.sent) == count
     assert len(lab.starts) == 2
+
+
+def test_a_group_that_was_cut_is_measured_again(tmp_path: Path, sender: Sender) -> None:
+    lab = Lab(tmp_path)
+    first = measure(lab, curves_section())
+    count = len(sender.sent)
+    (group,) = (tmp_path / "kept").glob("*.json")
+    os.truncate(group, 100)
+    assert len(measure(lab, curves_section()).waves) == len(first.waves)
+    assert len(sender.sent) == 2 * count
 
 
 def test_a_kind_that_the_engine_refuses_leaves_the_others(tmp_path: Path, sender: Sender) -> None:

@@ -11,8 +11,11 @@ import pytest
 from specmill.files import (
     digest,
     file_digest,
+    is_whole,
     locked,
     read_json,
+    read_kept,
+    seal,
     tree_digest,
     uncollected,
     write_atomically,
@@ -171,3 +174,36 @@ def test_garbage_is_collected_again_after_a_large_load_even_one_that_fails() -> 
         assert not gc.isenabled()  # as it was
     finally:
         gc.enable()
+
+
+def test_what_was_kept_and_cut_is_as_if_it_was_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    assert read_kept(path) is None
+    write_json(path, [{"a": 1}])
+    assert read_kept(path) == [{"a": 1}]
+    os.truncate(path, 5)
+    assert read_kept(path) is None
+    assert not path.exists()
+
+
+def test_a_folder_is_whole_until_any_of_its_files_is_cut_changed_or_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "0"
+    (folder / "deep").mkdir(parents=True)
+    files = [folder / "one", folder / "deep" / "two"]
+    for file in files:
+        file.write_bytes(b"content")
+    assert not is_whole(folder)  # not sealed
+    seal(folder)
+    assert is_whole(folder)
+    for file in files:
+        os.truncate(file, 6)
+        assert not is_whole(folder)
+        file.write_bytes(b"Content")
+        assert not is_whole(folder)
+        file.unlink()
+        assert not is_whole(folder)
+        file.write_bytes(b"content")
+        assert is_whole(folder)
+    os.truncate(folder / "seal.json", 20)
+    assert not is_whole(folder)
+    assert not is_whole(tmp_path / "nowhere")

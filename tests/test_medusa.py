@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -308,6 +309,31 @@ def test_an_interrupted_training_goes_on_and_equals_an_undisturbed_one(tmp_path:
     assert epochs == whole
     for one, other in zip(resumed.blocks, heads.blocks, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", [0, 0.01, 0.5, 0.999])
+def test_an_epoch_that_was_cut_is_trained_again_from_the_one_before(
+    tmp_path: Path, left: float
+) -> None:
+    heads, training, heldout = parts(tmp_path)
+    trained: list[int] = []
+
+    def run() -> list[dict[str, float]]:
+        fresh = MedusaHeads(heads.lm_head, heads.token_ids, 2, 1)
+        return train(
+            fresh,
+            training,
+            heldout,
+            CHOSEN,
+            tmp_path / "kept",
+            lambda epoch, _: trained.append(epoch),
+        )
+
+    whole, path = run(), tmp_path / "kept/1.pt"
+    os.truncate(path, int(left * path.stat().st_size))
+    assert run() == whole
+    assert trained == [0, 1, 2, 1]
 
 
 def test_heads_that_diverged_are_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """An interrupted bench goes on where it was."""
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,28 @@ def test_a_bench_that_ended_is_found_whole_until_its_cells_are_cleared(lab: Lab)
     again: Recording = lab.measure(CONFIGS, rounds, bench)
     assert len(lab.starts) == 2 * starts
     assert written(again) != written(first)
+
+
+@pytest.mark.parametrize("left", [0, 1, 40])
+def test_a_unit_that_was_cut_is_measured_again_and_no_other(lab: Lab, left: int) -> None:
+    rounds, bench = plan("beside")
+    first = places(lab.measure(CONFIGS, rounds, bench))
+    asked = len(lab.asked())
+    units = sorted(path for path in lab.folder.glob("cells/*/*.json") if path.stem != "servers")
+    os.truncate(units[3], left)
+    assert places(lab.measure(CONFIGS, rounds, bench)) == first
+    assert len(lab.asked()) == asked + 2  # the method and its reference
+
+
+def test_cells_whose_servers_facts_were_cut_are_measured_again(lab: Lab) -> None:
+    rounds, bench = plan("beside")
+    lab.measure(CONFIGS, rounds, bench)
+    asked = len(lab.asked())
+    (facts,) = lab.folder.glob("cells/*/servers.json")
+    os.truncate(facts, 30)
+    recording = lab.measure(CONFIGS, rounds, bench)
+    assert len(lab.asked()) == 2 * asked
+    assert {cell["server"] for cell in recording.cells} <= set(recording.servers)
 
 
 def test_facts_of_the_servers_are_kept_before_what_they_measured(lab: Lab) -> None:

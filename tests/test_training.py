@@ -1,5 +1,6 @@
 import json
 import math
+import os
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -356,6 +357,35 @@ def test_an_interrupted_training_goes_on_and_equals_an_undisturbed_one(
     assert resumed.name == whole.name
     last = [folder / "2" / "model.safetensors" for folder in (tmp_path / "whole", tmp_path / "cut")]
     assert last[0].read_bytes() == last[1].read_bytes()
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(
+    "cut",
+    ["model.safetensors", "optimizer_state_dict.pt", "scheduler_state_dict.pt", "epoch.json"],
+)
+def test_a_checkpoint_that_was_cut_is_recognised_and_the_one_before_it_gone_on_from(
+    verifier_head: Path, datasets: tuple[StoredSamples, StoredSamples], tmp_path: Path, cut: str
+) -> None:
+    chosen = CHOSEN.model_copy(update={"epochs": 3})
+    trained: list[int] = []
+
+    def run() -> tuple[Path, list[dict[str, float]]]:
+        return train(
+            new_model(verifier_head),
+            *datasets,
+            chosen,
+            tmp_path / "kept",
+            lambda epoch, _: trained.append(epoch),
+        )
+
+    _, whole = run()
+    last = (tmp_path / "kept/2/model.safetensors").read_bytes()
+    file = tmp_path / "kept/1" / cut
+    os.truncate(file, file.stat().st_size // 2)
+    assert run()[1] == whole
+    assert trained == [0, 1, 2, 1, 2]
+    assert (tmp_path / "kept/2/model.safetensors").read_bytes() == last
 
 
 def test_a_fresh_draft_model_is_drawn_from_the_seed(verifier_head: Path) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -60,6 +61,24 @@ def test_fp8_states_come_back_in_the_dtype_of_training(tmp_path: Path) -> None:
     assert torch.equal(found["hidden_states"], by_hand.to(torch.bfloat16))
     # e4m3 has 3 bits of mantissa: no normal value is off by more than 1/16
     assert (by_hand - states[0].float()).norm() / states[0].float().norm() < 1 / 16
+
+
+def test_the_arrow_file_of_an_interrupted_training_is_written_again_when_it_was_cut(
+    data: tuple[list[Sample], list[torch.Tensor], StateView], tmp_path: Path
+) -> None:
+    samples, _, view = data
+
+    def rows() -> list[list[int]]:
+        dataset = StoredSamples(samples, view, tmp_path / "scratch", 64, torch.bfloat16, [], 60)
+        return [dataset[i]["input_ids"].tolist() for i in range(len(samples))]
+
+    first = rows()
+    (arrow,) = (tmp_path / "scratch").glob("*/*.arrow")
+    written = arrow.stat().st_mtime_ns
+    assert rows() == first
+    assert arrow.stat().st_mtime_ns == written
+    os.truncate(arrow, arrow.stat().st_size // 2)
+    assert rows() == first
 
 
 def test_a_sample_that_was_changed_on_the_disk_ends_training(
