@@ -18,7 +18,7 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help venv doctor preflight repro prompts show test test-long unit lint docs lock clean
+.PHONY: help venv doctor preflight repro prompts show test test-long torture unit lint docs lock clean
 
 .DEFAULT_GOAL := help
 
@@ -94,6 +94,10 @@ test: venv lint ## lint, types and all tests but the long ones, the whole pipeli
 
 test-long: venv ## what `make test` leaves out: every method, more kills (an hour)
 	pytest -m long
+
+torture: venv ## strike every stage at random moments (hours): reports/torture.json, docs/reliability.md
+	python -m benchmarks.torture --json reports/torture.json
+	python -m benchmarks.torture --table
 
 unit: venv ## tests that start no engine and run no DVC: a few minutes
 	pytest -m "not e2e and not slow"
