@@ -106,8 +106,8 @@ def torture(options: argparse.Namespace, work: Path) -> None:
     for stage in STAGES:
         if all(later not in options.stages for later in _needing(stage)):
             continue
-        serves = states_server(workspace) if stage == "extract" else contextlib.nullcontext()
-        with serves:
+        asks = stage == "extract" and (stage not in usual or stage in options.stages)
+        with states_server(workspace) if asks else contextlib.nullcontext():
             if stage not in usual:
                 print(f"{stage}: undisturbed", flush=True)
                 usual[stage] = undisturbed(workspace, stage)

@@ -1,6 +1,7 @@
 """What is done to a running stage, in one table: the moment is drawn, the rest stands here."""
 
 import ctypes
+import errno
 import os
 import shutil
 import signal
@@ -149,10 +150,13 @@ def _mount(source: str, target: Path, kind: str, flags: int = 0, options: str = 
 
 def _unmount(run: Run) -> None:
     """Whatever lies over the place; a file that is open does not hold it."""
-    while os.path.ismount(run.place):
-        if ctypes.CDLL(None, use_errno=True).umount2(str(run.place).encode(), _MNT_DETACH):
-            error = ctypes.get_errno()
-            raise OSError(error, os.strerror(error), str(run.place))
+    libc = ctypes.CDLL(None, use_errno=True)
+    while libc.umount2(str(run.place).encode(), _MNT_DETACH) == 0:
+        pass
+    error = ctypes.get_errno()
+    # nothing is mounted there, nothing is there, or nothing could have been mounted
+    if error not in (errno.EINVAL, errno.ENOENT, errno.EPERM):
+        raise OSError(error, os.strerror(error), str(run.place))
 
 
 def may_mount(folder: Path) -> bool:

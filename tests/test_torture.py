@@ -201,4 +201,6 @@ def test_processes_are_found_by_what_they_inherit_in_sessions_of_their_own_too()
     for one in found:
         one.send_signal(signal.SIGKILL)
     process.wait()
-    assert torture_runs.marked(token) == []
+    while torture_runs.marked(token):  # the other one is init's to bury
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
