@@ -97,6 +97,8 @@ def attempt(
         record |= _traces(workspace)
         fault.mend(run)
         record |= _second(run, before, usual, record["first"])
+        if not fault.settles:
+            record["left_after_second"] += _settled(run, set())["left"]
         record["scratch"] = [str(path.relative_to(folder)) for path in _scratch(folder)]
         record["notes"] = {key: value for key, value in run.notes.items() if key != "bytes"}
         record["problems"] = torture_table.problems(record, takes=fault.takes)
