@@ -49,7 +49,7 @@ def undisturbed(workspace: Workspace, stage: str) -> dict[str, Any]:
         found["units"] = max(found["units"], len(kept.finished(workspace.folder)))
         found["bytes"] = max(found["bytes"], workspace.bytes_kept(stage))
         time.sleep(_LOOK_S)
-    found["seconds"] = time.monotonic() - started
+    found["seconds"] = round(time.monotonic() - started, 2)
     if run.dvc.returncode:
         raise RuntimeError(f"{stage} failed undisturbed:\n{run.log.read_text()[-4000:]}")
     # looked at ten times a second, the last ones may have gone with the caches
@@ -91,7 +91,7 @@ def attempt(
                                   "hit": hit, "first": None, "left": [], "ports": []}  # fmt: skip
         if fault.settles:
             record |= _settled(run, ports)
-            record["ended_s"] = time.monotonic() - struck
+            record["ended_s"] = round(time.monotonic() - struck, 2)
             if fault.takes:  # what is there when the fault takes it away
                 before = kept.finished(folder) if name == "cut" else before
         record |= _traces(workspace)
@@ -184,7 +184,7 @@ def _second(run: Run, before: set[str], usual: dict[str, Any], first: int | None
             status: int | None = again.dvc.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             status = None
-        seconds = time.monotonic() - started
+        seconds = round(time.monotonic() - started, 2)
         left = _settled(again, set())["left"]
     finally:
         for process in marked(again.token):
@@ -198,7 +198,7 @@ def _second(run: Run, before: set[str], usual: dict[str, Any], first: int | None
         **torture_table.count(usual["units"], before, after, did, done_first, first == 0),
         "second": status,
         "second_s": seconds,
-        "recover_s": seconds - usual["seconds"],
+        "recover_s": round(seconds - usual["seconds"], 2),
         "left_after_second": left,
         "running_after_second": workspace.running_runs(),
         "differing": [] if near else differing,
