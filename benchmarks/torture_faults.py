@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.torture_runs import Run, marked
+from benchmarks.torture_runs import Run
 from benchmarks.torture_stages import STAGES
 from benchmarks.torture_workspace import remove
 
@@ -65,8 +65,9 @@ def _signal_session(number: int) -> Callable[[Run], str | None]:
     def strike(run: Run) -> str | None:
         if run.dvc.poll() is not None:
             return None
+        hit = "DVC and the stage" if run.stage_process() else "DVC"
         os.killpg(run.dvc.pid, number)
-        return "DVC and the stage" if run.stage_process() else "DVC"
+        return hit
 
     return strike
 
@@ -229,12 +230,17 @@ FAULTS = {
 """By name, in the order in which tries go through them."""
 
 
-def tidy(run: Run) -> None:
-    """End what is left of a run, and what was mounted."""
-    for process in marked(run.token):
+def end(run: Run) -> None:
+    """Kill what is left of a run."""
+    for process in run.processes():
         try:
             process.kill()
         except psutil.NoSuchProcess:
             continue
+
+
+def tidy(run: Run) -> None:
+    """End what is left of a run, and what was mounted."""
+    end(run)
     _unmount(run)
     remove(run.workspace.folder / ".dvc/tmp/rwlock")

@@ -1,8 +1,6 @@
-"""A run of a stage as its processes: known by a variable in their environment.
+"""A run of a stage as its processes, known by a variable in their environment: all inherit it."""
 
-All descendants inherit it, engines in sessions of their own too.
-"""
-
+import os
 import random
 import subprocess
 from dataclasses import dataclass, field
@@ -16,18 +14,26 @@ from benchmarks.torture_workspace import Workspace
 MARK = "SPECMILL_TORTURE"
 
 
-def marked(token: str) -> list[psutil.Process]:
-    """Processes that a run has started and that have not ended, itself among them."""
-    found = []
+def marked(token: str, sessions: set[int]) -> list[psutil.Process]:
+    """Processes that a run has started and that have not ended, itself among them.
+
+    Args:
+        token: What the variable says in them.
+        sessions: Sessions that they were seen in before; those seen now are added. An engine that
+            gives itself a title writes over its environment, and is in its server's session.
+    """
     wanted = f"{MARK}={token}".encode()
+    alive: dict[psutil.Process, int] = {}
     for process in psutil.process_iter():
         try:
-            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
-            if wanted in environment.split(b"\0") and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            alive[process] = os.getsid(process.pid)
+            if wanted in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
+                sessions.add(alive[process])
         except (OSError, psutil.NoSuchProcess):
             continue
-    return found
+    return [process for process, session in alive.items() if session in sessions]
 
 
 @dataclass
@@ -40,6 +46,7 @@ class Run:
     chance: random.Random
     process: "subprocess.Popen[bytes] | None" = None
     notes: dict[str, object] = field(default_factory=dict)
+    sessions: set[int] = field(default_factory=set)
 
     @property
     def log(self) -> Path:
@@ -75,21 +82,25 @@ class Run:
         assert self.process is not None
         return self.process
 
+    def processes(self) -> list[psutil.Process]:
+        """All that it has started and that have not ended."""
+        return marked(self.token, self.sessions)
+
     def stage_process(self) -> psutil.Process | None:
         """The Python of the stage, when it is there."""
         module = f"stages.{self.stage.partition('@')[0]}"
-        found = [process for process in marked(self.token) if _runs(process, module)]
+        found = [process for process in self.processes() if _runs(process, module)]
         # a shell in between has the module in its command line too; the youngest is the stage
         return max(found, key=psutil.Process.create_time) if found else None
 
     def engines(self) -> list[psutil.Process]:
         """Processes in which vLLM computes."""
-        return [process for process in marked(self.token) if "EngineCor" in _name(process)]
+        return [process for process in self.processes() if "EngineCor" in _name(process)]
 
     def listening(self) -> set[int]:
         """Ports that its processes listen on."""
         found = set()
-        for process in marked(self.token):
+        for process in self.processes():
             try:
                 connections = process.net_connections("tcp")
             except psutil.Error:

@@ -53,12 +53,20 @@ def problems(record: dict[str, Any], *, takes: bool) -> list[str]:
     for name in () if takes else ("lost", "repeated"):
         if record[name]:
             found.append(f"{record[name]} {name}")
-    seen = ["left_after_second", "running_after_second", "scratch", "traceback"]
+    seen = ["left_after_second", "running_after_second", "scratch", "tracebacks"]
     if "ended_s" in record:
         seen += ["left", "ports", "locks", "running"]
         if record["first"] is None:
             found.append("did not end")
     return found + [f"{name}: {record[name]}" for name in seen if record[name]]
+
+
+def tracebacks(log: str) -> list[str]:
+    """Last lines of tracebacks in a log; that of a Ctrl-C while modules are imported is usual."""
+    ends = re.findall(
+        r"^Traceback \(most recent call last\):\n(?:[ \n].*\n?)*(.*)", log, re.MULTILINE
+    )
+    return [end for end in ends if end != "KeyboardInterrupt"]
 
 
 def hits(results: dict[str, Any]) -> list[dict[str, Any]]:

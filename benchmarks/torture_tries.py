@@ -5,7 +5,6 @@ import fcntl
 import random
 import secrets
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 import psutil
 
 from benchmarks import torture_table
-from benchmarks.torture_faults import FAULTS, Fault, tidy
-from benchmarks.torture_runs import Run, marked
+from benchmarks.torture_faults import FAULTS, Fault, end, tidy
+from benchmarks.torture_runs import Run
 from benchmarks.torture_stages import STAGES
 from benchmarks.torture_workspace import Workspace
 from specmill.files import read_json
@@ -39,13 +38,8 @@ def undisturbed(workspace: Workspace, stage: str) -> dict[str, Any]:
     kept, started = STAGES[stage], time.monotonic()
     run = Run(workspace, stage, f"undisturbed-{stage}-{secrets.token_hex(4)}", random.Random(0))
     run.start()
-    found: dict[str, Any] = {"units": 0, "bytes": 0, "stage_at_s": None, "engine_at_s": None}
+    found: dict[str, Any] = {"units": 0, "bytes": 0}
     while run.dvc.poll() is None:
-        now = time.monotonic() - started
-        if found["stage_at_s"] is None and run.stage_process():
-            found["stage_at_s"] = now
-        if found["engine_at_s"] is None and kept.has_engine and run.engines():
-            found["engine_at_s"] = now
         found["units"] = max(found["units"], len(kept.finished(workspace.folder)))
         found["bytes"] = max(found["bytes"], workspace.bytes_kept(stage))
         time.sleep(_LOOK_S)
@@ -121,33 +115,40 @@ def _finished(run: Run, usual: dict[str, Any]) -> set[str]:
 
 def _wait_for_moment(run: Run, fault: Fault, usual: dict[str, Any]) -> float:
     """Sleep until the moment; seconds from the start of the stage, or of its first engine."""
-    first = usual["engine_at_s"] if fault.at_engine else usual["stage_at_s"]
-    moment = run.chance.uniform(0, usual["seconds"] - (first or 0))
-    deadline = time.monotonic() + 4 * usual["seconds"] + GRACE_S
+    started = time.monotonic()
+    deadline = started + 4 * usual["seconds"] + GRACE_S
     appeared = run.engines if fault.at_engine else run.stage_process
     while not appeared() and run.dvc.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
+    left = usual["seconds"] - (time.monotonic() - started)
+    moment = run.chance.uniform(0, max(0.0, left))
     time.sleep(moment)
     return round(moment, 2)
 
 
 def _settled(run: Run, ports: set[int]) -> dict[str, Any]:
     """Wait until DVC has ended and everything it started is gone."""
-    deadline = time.monotonic() + LIMIT_S
-    found: dict[str, Any] = {}
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        found["first"] = run.dvc.wait(deadline - time.monotonic())
+    found: dict[str, Any] = {"first": _ended(run)}
     until = time.monotonic() + GRACE_S
-    while marked(run.token) and time.monotonic() < until:
+    while run.processes() and time.monotonic() < until:
         time.sleep(_LOOK_S)
-    found["left"] = _told(run.token)
+    found["left"] = _told(run)
     found["ports"] = [port for port in ports if _answers(port)]
     return found
 
 
-def _told(token: str) -> list[str]:
+def _ended(run: Run) -> int | None:
+    """Wait for DVC's status; None when it takes too long."""
+    deadline = time.monotonic() + LIMIT_S
+    while run.dvc.poll() is None and time.monotonic() < deadline:
+        run.processes()  # to know the sessions of its servers whatever becomes of them
+        time.sleep(_LOOK_S)
+    return run.dvc.returncode
+
+
+def _told(run: Run) -> list[str]:
     told = []
-    for process in marked(token):
+    for process in run.processes():
         with contextlib.suppress(psutil.NoSuchProcess):
             told.append(" ".join(process.cmdline())[:200] or process.name())
     return told
@@ -180,15 +181,11 @@ def _second(run: Run, before: set[str], usual: dict[str, Any], first: int | None
     started = time.monotonic()
     again.start()
     try:
-        try:
-            status: int | None = again.dvc.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:
-            status = None
+        status = _ended(again)
         seconds = round(time.monotonic() - started, 2)
-        left = _settled(again, set())["left"]
+        left = _settled(again, set())["left"] if status is not None else _told(again)
     finally:
-        for process in marked(again.token):
-            process.kill()
+        end(again)
     log = again.log.read_text()
     did = 0 if first == 0 else kept.did(workspace.folder, after, log)
     made = workspace.digests(run.stage) if status == 0 else {}
@@ -204,7 +201,7 @@ def _second(run: Run, before: set[str], usual: dict[str, Any], first: int | None
         "differing": [] if near else differing,
         "near": near,
         "said": log[-1500:] if status else "",
-        "traceback": "Traceback (most recent call last)" in run.log.read_text(),
+        "tracebacks": torture_table.tracebacks(run.log.read_text()),
     }
 
 

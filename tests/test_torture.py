@@ -29,7 +29,7 @@ def record(**changes: Any) -> dict[str, Any]:
         "left": [], "ports": [], "locks": [], "running": 0, "ended_s": 1.6, "finished": 2,
         "kept": 2, "did": 4, "lost": 0, "repeated": 0, "second": 0, "second_s": 30.0,
         "recover_s": -12.4, "left_after_second": [], "running_after_second": 0, "differing": [],
-        "scratch": [], "traceback": False, "problems": [], "commit": "0123456789",
+        "scratch": [], "tracebacks": [], "problems": [], "commit": "0123456789",
     } | changes  # fmt: skip
 
 
@@ -67,12 +67,18 @@ def test_a_try_after_which_all_is_well_has_no_problem() -> None:
         ({"running": 1}, "running: 1"),
         ({"running_after_second": 1}, "running_after_second: 1"),
         ({"scratch": [".x.1.tmp"]}, "scratch: ['.x.1.tmp']"),
-        ({"traceback": True}, "traceback: True"),
+        ({"tracebacks": ["OSError: x"]}, "tracebacks: ['OSError: x']"),
         ({"first": None}, "did not end"),
     ],
 )
 def test_whatever_a_fault_leaves_behind_is_a_problem(changes: dict[str, Any], problem: str) -> None:
     assert torture_table.problems(record(**changes), takes=False) == [problem]
+
+
+def test_a_traceback_is_told_by_its_last_line_unless_it_is_that_of_ctrl_c() -> None:
+    head = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    f()\n'
+    log = f"before\n{head}KeyboardInterrupt\nbetween\n{head}OSError: full\nafter\n"
+    assert torture_table.tracebacks(log) == ["OSError: full"]
 
 
 def test_work_that_the_fault_itself_has_taken_away_is_no_problem() -> None:
@@ -186,21 +192,21 @@ def test_a_file_is_cut_within_itself_and_told(tmp_path: Path) -> None:
 
 def test_processes_are_found_by_what_they_inherit_in_sessions_of_their_own_too() -> None:
     child = "import subprocess, sys; subprocess.run(['sleep', '60'], start_new_session=True)"
-    token = f"test-{os.getpid()}"
+    token, sessions = f"test-{os.getpid()}", set[int]()
     process = subprocess.Popen(
         [sys.executable, "-c", child],
         env=os.environ | {torture_runs.MARK: token},
         start_new_session=True,
     )
     deadline = time.monotonic() + 30
-    while "sleep" not in {one.name() for one in torture_runs.marked(token)}:
+    while "sleep" not in {one.name() for one in torture_runs.marked(token, sessions)}:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    found = torture_runs.marked(token)
+    found = torture_runs.marked(token, sessions)
     assert process.pid in {one.pid for one in found}
     for one in found:
         one.send_signal(signal.SIGKILL)
     process.wait()
-    while torture_runs.marked(token):  # the other one is init's to bury
+    while torture_runs.marked(token, sessions):  # the other one is init's to bury
         assert time.monotonic() < deadline
         time.sleep(0.05)
