@@ -139,6 +139,7 @@ def _twice(run: Run) -> str | None:
 
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND = 1, 32, 4096  # linux/mount.h
 _MNT_DETACH = 2
+_LARGE = 8 * 2**30
 
 
 def _mount(source: str, target: Path, kind: str, flags: int = 0, options: str = "") -> None:
@@ -172,17 +173,23 @@ def may_mount(folder: Path) -> bool:
     return True
 
 
-def _small_disk(run: Run) -> None:
-    """Put a small file system where the stage writes: a share, drawn, of what it needs."""
-    needed = int(str(run.notes["bytes"]))
-    size = 4096 * max(2, int(needed * run.chance.uniform(0.05, 0.95)) // 4096)
+def _own_disk(run: Run) -> None:
+    """Put a file system of its own where the stage writes."""
     run.place.mkdir(parents=True, exist_ok=True)
-    _mount("tmpfs", run.place, "tmpfs", options=f"size={size}")
-    run.notes["disk"] = f"{size} of {needed} bytes"
+    _mount("tmpfs", run.place, "tmpfs", options=f"size={_LARGE}")
+
+
+def _fill_disk(run: Run) -> str | None:
+    """Leave it the room that it has used, and a page."""
+    found = os.statvfs(run.place)
+    size = (found.f_blocks - found.f_bfree) * found.f_frsize + 4096
+    _mount("tmpfs", run.place, "tmpfs", _MS_REMOUNT, f"size={size}")
+    run.notes["disk"] = f"{size} bytes"
+    return "the disk"
 
 
 def _larger_disk(run: Run) -> None:
-    _mount("tmpfs", run.place, "tmpfs", _MS_REMOUNT, f"size={8 * 2**30}")
+    _mount("tmpfs", run.place, "tmpfs", _MS_REMOUNT, f"size={_LARGE}")
 
 
 def _read_only(run: Run) -> str | None:
@@ -190,10 +197,6 @@ def _read_only(run: Run) -> str | None:
     _mount(str(run.place), run.place, "none", _MS_BIND)
     _mount("none", run.place, "none", _MS_BIND | _MS_REMOUNT | _MS_RDONLY)
     return STAGES[run.stage].place
-
-
-def _was_full(_: Run) -> str | None:
-    return "the disk"
 
 
 FAULTS = {
@@ -209,10 +212,10 @@ FAULTS = {
     ),
     "session": Fault("SIGKILL to DVC and the stage", _signal_session(signal.SIGKILL)),
     "full": Fault(
-        "disk full (tmpfs of a random size)",
-        _was_full,
+        "the disk is full",
+        _fill_disk,
         ("verifier", *_CACHED),
-        before=_small_disk,
+        before=_own_disk,
         mend=_larger_disk,
         after=_unmount,
         mounts=True,

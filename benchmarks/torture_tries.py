@@ -38,10 +38,9 @@ def undisturbed(workspace: Workspace, stage: str) -> dict[str, Any]:
     kept, started = STAGES[stage], time.monotonic()
     run = Run(workspace, stage, f"undisturbed-{stage}-{secrets.token_hex(4)}", random.Random(0))
     run.start()
-    found: dict[str, Any] = {"units": 0, "bytes": 0}
+    found: dict[str, Any] = {"units": 0}
     while run.dvc.poll() is None:
         found["units"] = max(found["units"], len(kept.finished(workspace.folder)))
-        found["bytes"] = max(found["bytes"], workspace.bytes_kept(stage))
         time.sleep(_LOOK_S)
     found["seconds"] = round(time.monotonic() - started, 2)
     if run.dvc.returncode:
@@ -72,7 +71,6 @@ def attempt(
     fault, kept, folder = FAULTS[name], STAGES[stage], workspace.folder
     chance = random.Random(f"{seed} {stage} {name} {number}")
     run = Run(workspace, stage, f"{stage}-{name}-{number}-{secrets.token_hex(4)}", chance)
-    run.notes["bytes"] = usual["bytes"]
     workspace.before(stage)
     try:
         fault.before(run)
@@ -90,11 +88,13 @@ def attempt(
                 before = kept.finished(folder) if name == "cut" else before
         record |= _traces(workspace)
         fault.mend(run)
+        if run.notes.get("cut", "") is None:  # it had left no file yet
+            record["hit"] = None
         record |= _second(run, before, usual, record["first"])
         if not fault.settles:
             record["left_after_second"] += _settled(run, set())["left"]
         record["scratch"] = [str(path.relative_to(folder)) for path in _scratch(folder)]
-        record["notes"] = {key: value for key, value in run.notes.items() if key != "bytes"}
+        record["notes"] = run.notes
         record["problems"] = torture_table.problems(record, takes=fault.takes)
         return record
     finally:

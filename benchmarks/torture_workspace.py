@@ -146,17 +146,6 @@ class Workspace:
                 found[name] = tree_digest(path) if path.exists() else None
         return found
 
-    def bytes_kept(self, stage: str) -> int:
-        """Size of what a stage has written where it works."""
-        place = self.folder / STAGES[stage].place
-        total = 0
-        for path in place.rglob("*"):
-            try:
-                total += path.stat().st_size if path.is_file() else 0
-            except FileNotFoundError:
-                continue
-        return total
-
     def running_runs(self) -> int:
         """MLflow runs that say that they are RUNNING."""
         path = self.folder / "mlflow.db"
