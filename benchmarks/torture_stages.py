@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from specmill.files import file_digest
 from specmill.shards import SUFFIX, read_shard
 
 
@@ -34,8 +35,18 @@ def samples(folder: Path) -> set[str]:
 
 
 def epochs(folder: Path) -> set[str]:
-    """Epochs that are complete."""
-    return {str(path.parent) for path in folder.glob(".cache/checkpoints/*/*/epoch.json")}
+    """Epochs that are complete: sealed, and all they hold is what it was then."""
+    found = set()
+    for seal in folder.glob(".cache/checkpoints/*/*/seal.json"):
+        if seal.parent.is_symlink():  # epoch0_end, checkpoint_best
+            continue
+        try:
+            digests = json.loads(seal.read_bytes())
+            if all(file_digest(seal.parent / name) == one for name, one in digests.items()):
+                found.add(str(seal.parent))
+        except (ValueError, FileNotFoundError):
+            continue
+    return found
 
 
 def cells(folder: Path) -> set[str]:

@@ -38,15 +38,13 @@ def undisturbed(workspace: Workspace, stage: str) -> dict[str, Any]:
     kept, started = STAGES[stage], time.monotonic()
     run = Run(workspace, stage, f"undisturbed-{stage}-{secrets.token_hex(4)}", random.Random(0))
     run.start()
-    found: dict[str, Any] = {"units": 0}
     while run.dvc.poll() is None:
-        found["units"] = max(found["units"], len(kept.finished(workspace.folder)))
         time.sleep(_LOOK_S)
+    found: dict[str, Any] = {}
     found["seconds"] = round(time.monotonic() - started, 2)
     if run.dvc.returncode:
         raise RuntimeError(f"{stage} failed undisturbed:\n{run.log.read_text()[-4000:]}")
-    # looked at ten times a second, the last ones may have gone with the caches
-    found["units"] = max(found["units"], kept.did(workspace.folder, set(), run.log.read_text()))
+    found["units"] = kept.did(workspace.folder, set(), run.log.read_text())
     found["digests"] = workspace.digests(stage)
     workspace.keep(stage)
     return found
@@ -75,8 +73,9 @@ def attempt(
     try:
         fault.before(run)
         run.start()
-        at_s = _wait_for_moment(run, fault, usual)
+        appeared = _wait_for_moment(run, fault, usual)
         ports, before = run.listening(), _finished(run, usual)
+        at_s = round(time.monotonic() - appeared, 2)
         hit = fault.strike(run)
         struck = time.monotonic()
         record: dict[str, Any] = {"stage": stage, "fault": name, "try": number, "at_s": at_s,
@@ -114,16 +113,15 @@ def _finished(run: Run, usual: dict[str, Any]) -> set[str]:
 
 
 def _wait_for_moment(run: Run, fault: Fault, usual: dict[str, Any]) -> float:
-    """Sleep until the moment; seconds from the start of the stage, or of its first engine."""
+    """Sleep until the moment; when the stage, or its first engine, had appeared."""
     started = time.monotonic()
     deadline = started + 4 * usual["seconds"] + GRACE_S
     appeared = run.engines if fault.at_engine else run.stage_process
     while not appeared() and run.dvc.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
-    left = usual["seconds"] - (time.monotonic() - started)
-    moment = run.chance.uniform(0, max(0.0, left))
-    time.sleep(moment)
-    return round(moment, 2)
+    now = time.monotonic()
+    time.sleep(run.chance.uniform(0, max(0.0, usual["seconds"] - (now - started))))
+    return now
 
 
 def _settled(run: Run, ports: set[int]) -> dict[str, Any]:
