@@ -108,8 +108,8 @@ def _figures(rows: list[dict[str, Any]], unit: str) -> list[str]:
 
 def _spread(seconds: list[float]) -> str:
     """`12`, or `12 (up to 20)` of several."""
-    middle = f"{median(seconds):+.0f}"
-    return middle if len(seconds) == 1 else f"{middle} (up to {max(seconds):+.0f})"
+    middle, most = (f"{round(one):+d}" for one in (median(seconds), max(seconds)))
+    return middle if len(seconds) == 1 else f"{middle} (up to {most})"
 
 
 def _notes(results: dict[str, Any], tried: list[dict[str, Any]]) -> list[str]:
