@@ -262,7 +262,9 @@ def _checked(status: int, content: bytes) -> dict[str, Any]:
     except json.JSONDecodeError:
         data = {"error": content[:500].decode(errors="replace")}
     if status != 200 or "error" in data:
-        raise RuntimeError(f"the server answered with status {status}: {data.get('error', data)}")
+        told = f"the server answered with status {status}: {data.get('error', data)}"
+        # a refusal says all itself; an engine that died within a stream has begun with 200
+        raise RuntimeError(told if 400 <= status < 500 else f"{told}; see its log in logs/")
     return dict(data)
 
 

@@ -346,7 +346,7 @@ def test_a_broken_connection_names_the_log_of_the_server() -> None:
 
 def test_an_error_in_the_middle_of_a_stream_is_raised_with_its_message(fake: FakeVllm) -> None:
     error = json.dumps({"error": {"message": "engine died", "code": 500}})
-    with pytest.raises(RuntimeError, match="engine died"):
+    with pytest.raises(RuntimeError, match=r"engine died.*see its log in logs/"):
         complete(fake, chunk([11]), f"data: {error}", "data: [DONE]")
 
 
