@@ -29,7 +29,7 @@ _LOOK_S = 0.1
 
 
 def undisturbed(workspace: Workspace, stage: str) -> dict[str, Any]:
-    """Run a stage once from nothing; its seconds, what it makes and how much it keeps meanwhile.
+    """Run a stage once from nothing: its `seconds`, `units` of work and `digests` of what it makes.
 
     Raises:
         RuntimeError: when it fails; quotes the end of its log.
@@ -38,16 +38,19 @@ def undisturbed(workspace: Workspace, stage: str) -> dict[str, Any]:
     kept, started = STAGES[stage], time.monotonic()
     run = Run(workspace, stage, f"undisturbed-{stage}-{secrets.token_hex(4)}", random.Random(0))
     run.start()
-    while run.dvc.poll() is None:
-        time.sleep(_LOOK_S)
-    found: dict[str, Any] = {}
-    found["seconds"] = round(time.monotonic() - started, 2)
-    if run.dvc.returncode:
-        raise RuntimeError(f"{stage} failed undisturbed:\n{run.log.read_text()[-4000:]}")
-    found["units"] = kept.did(workspace.folder, set(), run.log.read_text())
-    found["digests"] = workspace.digests(stage)
+    try:
+        status = run.dvc.wait()
+    finally:
+        end(run)
+    seconds, log = round(time.monotonic() - started, 2), run.log.read_text()
+    if status:
+        raise RuntimeError(f"{stage} failed undisturbed:\n{log[-4000:]}")
     workspace.keep(stage)
-    return found
+    return {
+        "seconds": seconds,
+        "units": kept.did(workspace.folder, set(), log),
+        "digests": workspace.digests(stage),
+    }
 
 
 def attempt(
@@ -83,8 +86,8 @@ def attempt(
         if fault.settles:
             record |= _settled(run, ports)
             record["ended_s"] = round(time.monotonic() - struck, 2)
-            if fault.takes:  # what is there when the fault takes it away
-                before = kept.finished(folder) if name == "cut" else before
+            if name == "cut":  # what is there when the file is cut
+                before = kept.finished(folder)
         record |= _traces(workspace)
         fault.mend(run)
         if run.notes.get("cut", "") is None:  # it had left no file yet
