@@ -76,6 +76,7 @@ def _kill_dvc(run: Run) -> str | None:
     if run.dvc.poll() is not None:
         return None
     run.dvc.kill()
+    run.dvc.wait()  # DVC takes its lock from a process that is dead, and not from one to be buried
     return "DVC"
 
 

@@ -153,7 +153,7 @@ def resumed_part(
     for first, second in ((1, 2), (2, 1)):
         folder = scratch / f"train-{first}-then-{second}"
         with started(first, folder, options) as process:
-            while not (folder / "checkpoints" / "0" / "epoch.json").is_file():  # written last
+            while not (folder / "checkpoints" / "0" / "seal.json").is_file():  # written last
                 if process.poll() is not None:
                     raise RuntimeError(f"training with {first} processes ended before an epoch did")
                 time.sleep(0.05)
