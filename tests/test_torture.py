@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,11 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from benchmarks import torture_runs, torture_table
 from benchmarks.torture_faults import FAULTS, _cut
-from benchmarks.torture_stages import STAGES, answers, cells
-from specmill.files import read_json
+from benchmarks.torture_stages import STAGES, answers, cells, epochs
+from benchmarks.torture_workspace import Workspace
+from specmill.files import read_json, seal
 from tests.workspace import ROOT
 
 RESULTS = ROOT / "reports/torture.json"
@@ -175,6 +178,55 @@ def test_samples_and_epochs_that_a_run_did_are_read_from_its_log() -> None:
     assert STAGES["extract"].did(nowhere, set(), "") == 0
     log = "epoch 5 of 6: held-out loss 3.1\nnoise\nepoch 6 of 6: held-out loss 3.0\n"
     assert STAGES["train"].did(nowhere, set(), log) == 2
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """A folder with dvc.yaml in which vocab and train have run; no clone, no DVC."""
+    made = Workspace.__new__(Workspace)
+    made.folder, made.kept = tmp_path / "repository", tmp_path / "undisturbed"
+    made.kept.mkdir()
+    for name in ("data/vocab/d2t.npy", "reports/vocab.json", ".cache/checkpoints/d/0/epoch.json"):
+        (made.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (made.folder / name).write_text(name)
+    shutil.copy2(ROOT / "dvc.yaml", made.folder)
+    (made.folder / "dvc.lock").write_text("schema: '2.0'\nstages: {vocab: {}, train: {}}\n")
+    return made
+
+
+def test_what_a_stage_writes_is_what_dvc_yaml_says(workspace: Workspace) -> None:
+    assert workspace.outputs("vocab") == ["data/vocab", "reports/vocab.json"]
+    assert workspace.outputs("bench@ngram") == ["data/bench/ngram", "reports/bench/ngram.json"]
+
+
+def test_before_a_try_the_stage_has_never_run_and_after_it_all_is_as_it_was(
+    workspace: Workspace,
+) -> None:
+    folder, whole = workspace.folder, workspace.digests("vocab")
+    workspace.keep("vocab")
+    workspace.before("vocab")
+    assert workspace.digests("vocab") == {"data/vocab": None, "reports/vocab.json": None}
+    assert YAML(typ="safe").load(folder / "dvc.lock")["stages"] == {"train": {}}
+    assert (folder / ".cache/checkpoints/d").is_dir()  # another stage's
+    workspace.before("train")
+    assert list((folder / ".cache/checkpoints").iterdir()) == []
+    workspace.restore("vocab")
+    assert workspace.digests("vocab") == whole
+    assert set(YAML(typ="safe").load(folder / "dvc.lock")["stages"]) == {"vocab", "train"}
+
+
+def test_epochs_count_when_they_are_whole_and_links_to_them_do_not(tmp_path: Path) -> None:
+    checkpoints = tmp_path / ".cache/checkpoints/d"
+    for number in "01":
+        (checkpoints / number).mkdir(parents=True)
+        (checkpoints / number / "model.safetensors").write_bytes(b"weights")
+    seal(checkpoints / "0")
+    (checkpoints / "epoch0_end").symlink_to("0")
+    assert epochs(tmp_path) == {str(checkpoints / "0")}
+    seal(checkpoints / "1")
+    assert len(epochs(tmp_path)) == 2
+    os.truncate(checkpoints / "0/model.safetensors", 3)
+    assert epochs(tmp_path) == {str(checkpoints / "1")}
 
 
 def test_a_file_is_cut_within_itself_and_told(tmp_path: Path) -> None:
