@@ -38,7 +38,8 @@ def epochs(folder: Path) -> set[str]:
     """Epochs that are complete: sealed, and all they hold is what it was then."""
     found = set()
     for seal in folder.glob(".cache/checkpoints/*/*/seal.json"):
-        if seal.parent.is_symlink():  # epoch0_end, checkpoint_best
+        # neither links (epoch0_end, checkpoint_best) nor the samples as Arrow files beside them
+        if not seal.parent.name.isdecimal():
             continue
         try:
             digests = json.loads(seal.read_bytes())

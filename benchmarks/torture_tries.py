@@ -83,7 +83,7 @@ def attempt(
         struck = time.monotonic()
         record: dict[str, Any] = {"stage": stage, "fault": name, "try": number, "at_s": at_s,
                                   "hit": hit, "first": None, "left": [], "ports": []}  # fmt: skip
-        if fault.settles:
+        if fault.settles or hit is None:
             record |= _settled(run, ports)
             record["ended_s"] = round(time.monotonic() - struck, 2)
             if name == "cut":  # what is there when the file is cut

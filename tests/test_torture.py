@@ -222,6 +222,9 @@ def test_epochs_count_when_they_are_whole_and_links_to_them_do_not(tmp_path: Pat
         (checkpoints / number / "model.safetensors").write_bytes(b"weights")
     seal(checkpoints / "0")
     (checkpoints / "epoch0_end").symlink_to("0")
+    arrow = tmp_path / ".cache/checkpoints/d.samples/0a1b"
+    arrow.mkdir(parents=True)
+    seal(arrow)
     assert epochs(tmp_path) == {str(checkpoints / "0")}
     seal(checkpoints / "1")
     assert len(epochs(tmp_path)) == 2
