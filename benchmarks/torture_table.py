@@ -126,6 +126,9 @@ def _notes(results: dict[str, Any], tried: list[dict[str, Any]]) -> list[str]:
         f"over, or not at an engine yet). Undisturbed: {usual}. Commits {', '.join(commits)}.",
     ]
     lines += [f"Skipped: {name}, {why}." for name, why in results["skipped"].items()]
+    near = [f"{row['fault']} try {row['try']}" for row in tried if row["near"]]
+    if near:
+        lines.append(f"Within the tolerance, not the same bytes: {', '.join(near)}.")
     lines += [""] if bad else []
     lines += [
         f"- **{row['stage']}, {row['fault']}, try {row['try']}**: {'; '.join(row['problems'])}"

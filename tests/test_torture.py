@@ -31,7 +31,7 @@ def record(**changes: Any) -> dict[str, Any]:
         "stage": "train", "fault": "kill", "try": 0, "at_s": 3.0, "hit": "the stage", "first": 255,
         "left": [], "ports": [], "locks": [], "running": 0, "ended_s": 1.6, "finished": 2,
         "kept": 2, "did": 4, "lost": 0, "repeated": 0, "second": 0, "second_s": 30.0,
-        "recover_s": -12.4, "left_after_second": [], "running_after_second": 0, "differing": [],
+        "recover_s": -12.4, "left_after_second": [], "running_after_second": 0, "differing": [], "near": False,
         "scratch": [], "tracebacks": [], "problems": [], "commit": "0123456789",
     } | changes  # fmt: skip
 
@@ -100,6 +100,7 @@ def test_a_row_sums_its_tries_and_tells_the_middle_and_the_worst() -> None:
         record(**{"try": 1, "finished": 5, "lost": 1, "ended_s": 2.2, "recover_s": 3.0}),
         record(**{"try": 2, "recover_s": 20.0, "problems": ["1 lost"]}),
         record(**{"try": 3, "hit": None}),
+        record(**{"fault": "term", "near": True}),
         record(stage="vocab", finished=0, did=0),
     ]
     usual = {"train": {"seconds": 42.4, "units": 6}, "vocab": {"seconds": 8.0, "units": 0}}
@@ -113,7 +114,8 @@ def test_a_row_sums_its_tries_and_tells_the_middle_and_the_worst() -> None:
         "| SIGKILL to the stage | vocab | 1 | - | - | - | 2 | -12 | "
         "`--stages vocab --faults kill --tries 1` |" in lines
     )
-    assert "4 tries on 2 cores, 1 more met nothing" in text
+    assert "Within the tolerance, not the same bytes: term try 0." in lines
+    assert "5 tries on 2 cores, 1 more met nothing" in text
     assert "train 42 s (6 epochs), vocab 8 s" in text
     assert "Skipped: full, needs the right to mount." in text
     assert "- **train, kill, try 2**: 1 lost" in lines
