@@ -31,8 +31,8 @@ def record(**changes: Any) -> dict[str, Any]:
         "stage": "train", "fault": "kill", "try": 0, "at_s": 3.0, "hit": "the stage", "first": 255,
         "left": [], "ports": [], "locks": [], "running": 0, "ended_s": 1.6, "finished": 2,
         "kept": 2, "did": 4, "lost": 0, "repeated": 0, "second": 0, "second_s": 30.0,
-        "recover_s": -12.4, "left_after_second": [], "running_after_second": 0, "differing": [], "near": False,
-        "scratch": [], "tracebacks": [], "problems": [], "commit": "0123456789",
+        "recover_s": -12.4, "left_after_second": [], "running_after_second": 0, "differing": [],
+        "near": False, "scratch": [], "tracebacks": [], "problems": [], "commit": "0123456789",
     } | changes  # fmt: skip
 
 
