@@ -157,6 +157,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=_OUT, help="default: data/prompts/own.jsonl")
     chosen = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of every look at a server
     try:
         counts = asyncio.run(_write(chosen))
     except (ValueError, OSError, RuntimeError) as error:
