@@ -29,17 +29,21 @@ def greedy(max_tokens: int) -> dict[str, Any]:
     return {"temperature": 0.0, "max_tokens": max_tokens}
 
 
+def own_seed(seed: int, name: object) -> int:
+    """A request's seed of 32 bits, from the run's and what the request is for."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:4], "big")
+
+
 def sampled(conversation: Conversation, chosen: Prepare) -> dict[str, Any]:
     """Sampling parameters of a training answer; its own seed, so that order is no input."""
     if chosen.temperature == 0:
         return greedy(chosen.max_tokens)
-    mixed = hashlib.sha256(f"{chosen.seed}:{conversation.key}".encode()).digest()
     return {
         "temperature": chosen.temperature,
         "top_p": chosen.top_p,
         "top_k": chosen.top_k,
         "min_p": chosen.min_p,
-        "seed": int.from_bytes(mixed[:4], "big"),
+        "seed": own_seed(chosen.seed, conversation.key),
         "max_tokens": chosen.max_tokens,
     }
 

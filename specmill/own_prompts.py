@@ -18,7 +18,6 @@ then     dvc exp run -S prepare.dataset=file:data/prompts/own.jsonl
 
 import argparse
 import asyncio
-import hashlib
 import json
 import logging
 import sys
@@ -33,7 +32,7 @@ from specmill import compat, paths
 from specmill.client import Answer, Client
 from specmill.engine_flags import parallel_flags
 from specmill.files import digest, read_json, write_atomically
-from specmill.generate import shared_out
+from specmill.generate import own_seed, shared_out
 from specmill.own_servers import own_servers
 from specmill.params_file import load_params
 from specmill.responses import ResponseCache
@@ -81,7 +80,7 @@ def draws(
             "temperature": temperature,
             "max_tokens": max_tokens,
             "stop_token_ids": [end],
-            "seed": int.from_bytes(hashlib.sha256(f"{seed}:{each}".encode()).digest()[:4], "big"),
+            "seed": own_seed(seed, each),
         }
         for each in range(number)
     ]
