@@ -28,12 +28,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specmill import compat, paths
+from specmill import paths
 from specmill.client import Answer, Client
-from specmill.engine_flags import parallel_flags
 from specmill.files import digest, read_json, write_atomically
 from specmill.generate import own_seed, shared_out
-from specmill.own_servers import own_servers
+from specmill.own_servers import answering_servers
 from specmill.params_file import load_params
 from specmill.responses import ResponseCache
 from specmill.server import Server
@@ -168,7 +167,7 @@ async def _write(chosen: argparse.Namespace) -> Counter[str]:
     if min(chosen.number, chosen.max_tokens) < 1 or not 0 < chosen.temperature <= 2:
         raise ValueError("number and --max-tokens must be 1 or more, --temperature above 0 to 2")
     params = load_params(paths.PARAMS)
-    runtime, parallel = params.runtime, params.parallel
+    runtime = params.runtime
     verifier, model = read_json(paths.IDENTITY), model_path(paths.VERIFIER)
     tokenizer = load_tokenizer(paths.VERIFIER)
     prefix, end = frame(tokenizer, params.prepare.chat_template_kwargs)
@@ -179,15 +178,8 @@ async def _write(chosen: argparse.Namespace) -> Counter[str]:
         max_tokens=chosen.max_tokens,
         seed=chosen.seed,
     )
-    start_servers = partial(
-        own_servers,
-        model,
-        compat.verifier_arguments(verifier) + parallel_flags(model, verifier, parallel),
-        runtime.prepare_engines,
-        parallel.tensor_parallel_size * parallel.data_parallel_size,
-        runtime,
-        paths.ROOT / "logs" / "own_prompts.log",
-    )
+    log = paths.ROOT / "logs" / "own_prompts.log"
+    start_servers = partial(answering_servers, model, verifier, params, log)
     answers = await write_prompts(
         prefix,
         drawn,

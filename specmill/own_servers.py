@@ -8,10 +8,11 @@ import contextlib
 from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from specmill.engine_flags import server_flags
-from specmill.params import Runtime
+from specmill import compat
+from specmill.engine_flags import parallel_flags, server_flags
+from specmill.params import Params, Runtime
 from specmill.processes import gpu_bytes, visible_gpus
 from specmill.server import Server, starting
 
@@ -102,3 +103,25 @@ def own_servers(
             )
             waits.append(stack.enter_context(wait))
         yield [wait() for wait in waits]
+
+
+def answering_servers(
+    model: Path, verifier: dict[str, Any], params: Params, log: Path
+) -> contextlib.AbstractContextManager[list[Server]]:
+    """`own_servers` as `runtime.prepare_engines` and `parallel` ask for them, to write answers.
+
+    Args:
+        model: The verifier's checkpoint.
+        verifier: Its identity.json.
+        params: Of params.yaml.
+        log: As `own_servers`.
+    """
+    parallel, runtime = params.parallel, params.runtime
+    return own_servers(
+        model,
+        compat.verifier_arguments(verifier) + parallel_flags(model, verifier, parallel),
+        runtime.prepare_engines,
+        parallel.tensor_parallel_size * parallel.data_parallel_size,
+        runtime,
+        log,
+    )

@@ -12,11 +12,10 @@ Run      dvc repro prepare             (python -m specmill.samples show 0)
 import asyncio
 from functools import partial
 
-from specmill import compat, paths
-from specmill.engine_flags import parallel_flags
+from specmill import paths
 from specmill.files import read_json
 from specmill.generate import generate
-from specmill.own_servers import own_servers
+from specmill.own_servers import answering_servers
 from specmill.prepare import dataset_samples, pick_conversations, plan_jobs, split_and_filter
 from specmill.responses import ResponseCache
 from specmill.samples import Sample, write_samples
@@ -37,16 +36,8 @@ def main() -> None:
                 picked.training, load_tokenizer(paths.VERIFIER), chosen.chat_template_kwargs
             )
             metrics |= refused
-        parallel = stage.params.parallel
-        start_servers = partial(
-            own_servers,
-            model,
-            compat.verifier_arguments(verifier) + parallel_flags(model, verifier, parallel),
-            runtime.prepare_engines,
-            parallel.tensor_parallel_size * parallel.data_parallel_size,
-            runtime,
-            paths.ROOT / "logs" / "prepare.log",
-        )
+        log = paths.ROOT / "logs" / "prepare.log"
+        start_servers = partial(answering_servers, model, verifier, stage.params, log)
         answered, asked = asyncio.run(
             generate(
                 plan_jobs(picked, chosen),
