@@ -37,7 +37,7 @@ _WARM, _TRACED = 24, 32
 _PROMPT = 128
 """Tokens of each prompt, random ones."""
 
-_LLAMA_8B = {
+LLAMA_8B: dict[str, Any] = {
     # Llama-3.1-8B's config.json
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -172,7 +172,7 @@ def _engines(
     }
     if model == "8b":
         target, head = scratch / "8b", scratch / "8b-eagle3"
-        for folder, config in ((target, _LLAMA_8B), (head, _LLAMA_8B | _HEAD_8B)):
+        for folder, config in ((target, LLAMA_8B), (head, LLAMA_8B | _HEAD_8B)):
             folder.mkdir(exist_ok=True)
             write_json(folder / "config.json", config)
         common |= {"model": str(target), "load_format": "dummy", "dtype": "bfloat16"}

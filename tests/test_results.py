@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.results import text, with_table
+from benchmarks.results_gpus import PICTURE, draw, own_link
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,3 +46,20 @@ def test_what_was_foreseen_stands_beside_what_came() -> None:
     assert "| eagle3 | 3 | 81 | 8,801 | 3,702 | 3,705 | 0.08% |" in page
     assert "| ngram | 3 | 84 | 11,445 | 7,683 | 7,683 | 0.00% |" in page
     assert "186,391 tok/s" in page
+
+
+def test_the_picture_of_a_step_is_drawn_from_the_raw_results(tmp_path: Path) -> None:
+    draw(tmp_path / "drawn.svg")
+    assert (tmp_path / "drawn.svg").read_text() == PICTURE.read_text()
+
+
+def test_the_engine_s_own_link_is_what_its_least_all_reduce_took() -> None:
+    """258.623 us of 65 are 3.9788 us each; 8,192 bytes at 297.424 GB/s take 0.0275 of them."""
+    assert own_link().latency_us == pytest.approx(3.9788 - 0.0275, abs=1e-4)
+
+
+def test_figures_of_two_gpus_are_those_of_the_raw_results() -> None:
+    """110,372 / 123,834 is 0.89; 0.737 ms of a step of 6.998 are 11%."""
+    page = text()
+    assert "| training, tokens/s | 1.8 times | 123,834 | 110,372 | 0.89 |" in page
+    assert "| 32 | 5 | 9.86 | 7.00 | 1.41 | 80 | 0.74 | 11% | 1.98 | 0.59 |" in page
