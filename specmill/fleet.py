@@ -1,7 +1,11 @@
-"""The servers that a bench has up at the moment, each started once and warmed up."""
+"""The servers that a bench has up at the moment, each started once and warmed up.
+
+On a CPU those that are wanted together start together: a start is mostly imports on one core, and
+the KV cache has the size that it is told. On a GPU an engine measures what memory is free, so that
+nothing else may start or run meanwhile.
+"""
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -18,9 +22,12 @@ from specmill.params_bench import Bench
 from specmill.params_parallel import Parallel
 from specmill.plan import Run
 from specmill.section import DoesNotFit
-from specmill.server import EngineRefused, Server, serve
+from specmill.server import EngineRefused, Server, starting
 
-Starter = Callable[[Run, str], AbstractContextManager[Server]]
+Wait = Callable[[], Server]
+"""Waits until a server is healthy."""
+
+Starter = Callable[[Run, str], AbstractContextManager[Wait]]
 """Starts the server of a run; the text is its name, for the log."""
 
 
@@ -44,13 +51,13 @@ def server_starter(
         flags.append("--enforce-eager")
     share = runtime.gpu_memory_utilization / (2 if bench.reference == "beside" else 1)
 
-    def start(run: Run, name: str) -> AbstractContextManager[Server]:
+    def start(run: Run, name: str) -> AbstractContextManager[Wait]:
         speculation = (
             ["--speculative-config", json.dumps(run.speculative_config)]
             if run.speculative_config
             else []
         )
-        return serve(
+        return starting(
             model,
             flags + speculation + (further or {}).get(run.label, []),
             logs / f"bench-{method}-{name}.log",
@@ -105,10 +112,13 @@ class Fleet:
         for label in self._up.keys() - {run.label for run in runs}:
             _, _, stack = self._up.pop(label)
             stack.close()
+        missing = [run for run in runs if run.label not in self._up]
+        for together in [missing] if compat.device() == "cpu" else [[run] for run in missing]:
+            self._start_together(together)
         for run in runs:
-            if run.label not in self._up:
-                self._pause_all_but(run)
-                self._up[run.label] = self._started(run)
+            name, _, _ = self._up[run.label]
+            if name not in self.facts:
+                self._warm_up(run)
 
     def server(self, run: Run) -> tuple[str, Server]:
         """Name and address of a run's server, which is up and now has the machine alone.
@@ -125,22 +135,38 @@ class Fleet:
             if label != run.label:
                 server.pause()
 
-    def _started(self, run: Run) -> tuple[str, Server, ExitStack]:
+    def _start_together(self, runs: list[Run]) -> None:
+        """Start these servers while all others are paused; one that fails ends those after it."""
+        for _, server, _ in self._up.values():
+            server.pause()
+        with ExitStack() as begun:
+            waits: list[tuple[Run, str, ExitStack, Wait]] = []
+            for run in runs:
+                name, stack = self._next_name(run), begun.enter_context(ExitStack())
+                waits.append((run, name, stack, stack.enter_context(self._start(run, name))))
+            for run, name, stack, wait in waits:
+                server = self._healthy(run, wait)
+                self._up[run.label] = name, server, stack.pop_all()
+
+    def _next_name(self, run: Run) -> str:
         number = sum(name.startswith(f"{run.label}_") for name in self.facts)
-        name = f"{run.label}_{number}"
-        with contextlib.ExitStack() as stack:
-            try:
-                server = stack.enter_context(self._start(run, name))
-            except EngineRefused as error:
-                if run.speculative_config is None or not self.facts:
-                    raise
-                raise Refused(run.k, f"vLLM does not start with it: {error.reason}") from error
-            waves = asyncio.run(self._warm(server))
-            self.facts[name] = compat.engine_facts(server.log.read_text(errors="replace")) | {
-                "startup_s": round(server.startup_s, 1),
-                "warmup_waves": waves,
-            }
-            return name, server, stack.pop_all()
+        return f"{run.label}_{number}"
+
+    def _healthy(self, run: Run, wait: Wait) -> Server:
+        try:
+            return wait()
+        except EngineRefused as error:
+            if run.speculative_config is None or not (self.facts or self._up):
+                raise
+            raise Refused(run.k, f"vLLM does not start with it: {error.reason}") from error
+
+    def _warm_up(self, run: Run) -> None:
+        name, server = self.server(run)
+        waves = asyncio.run(self._warm(server))
+        self.facts[name] = compat.engine_facts(server.log.read_text(errors="replace")) | {
+            "startup_s": round(server.startup_s, 1),
+            "warmup_waves": waves,
+        }
 
     async def _warm(self, server: Server) -> dict[str, int]:
         async with Client(server, self.timeout_s) as client:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specmill.bench import measure
-from specmill.fleet import Fleet
+from specmill.fleet import Fleet, Wait
 from specmill.params_bench import Bench
 from specmill.plan import Cell, Run, plan_phases
 from specmill.recording import CellCache, Recording
@@ -61,10 +61,11 @@ class Lab:
         ]
 
     @contextlib.contextmanager
-    def start(self, run: Run, name: str) -> Iterator[Server]:
+    def start(self, run: Run, name: str) -> Iterator[Wait]:
         """A `Starter`."""
         if run.label in self.refused:
-            raise EngineRefused("vLLM ended with status 1\nmany lines", "ValueError: no such head")
+            yield _refuse
+            return
         log = self.folder / "server.log"
         log.write_text("config: dtype=torch.bfloat16, enforce_eager=True\n")
         fake = FakeVllm()
@@ -75,7 +76,7 @@ class Lab:
         self.events.append(f"+ {name}")
         self.fakes.setdefault(name, []).append(fake)
         with fake.serve(log) as server:
-            yield server
+            yield lambda: server
         self.events.append(f"- {name}")
 
     def measure(
@@ -90,6 +91,10 @@ class Lab:
         phases = plan_phases(configs, bench.reference)
         with Fleet(self.start, WARMUP, bench, 30, cache.servers()) as fleet:
             return measure(phases, rounds, bench, fleet, cache)
+
+
+def _refuse() -> Server:
+    raise EngineRefused("vLLM ended with status 1\nmany lines", "ValueError: no such head")
 
 
 def places(recording: Recording) -> list[str]:

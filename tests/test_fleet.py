@@ -1,13 +1,14 @@
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specmill.fleet import Fleet, Refused
+from specmill.fleet import Fleet, Refused, Wait
 from specmill.plan import Run
 from specmill.section import DoesNotFit
-from specmill.server import EngineRefused
+from specmill.server import EngineRefused, Server
 from tests.benched import bench_section
 from tests.lab import WARMUP, Lab
 
@@ -60,6 +61,36 @@ def test_a_server_starts_and_warms_up_while_the_others_are_paused(lab: Lab, flee
     assert paused(lab) == {"reference_k0_0": False}
     fleet.keep([REFERENCE, THREE])
     assert paused(lab) == {"reference_k0_0": True, "method_k3_0": False}
+
+
+@pytest.mark.parametrize(
+    ("machine", "order"),
+    [
+        ("cpu", ["starts reference", "starts method", "reference is up", "method is up"]),
+        ("cuda", ["starts reference", "reference is up", "starts method", "method is up"]),
+    ],
+)
+def test_servers_start_together_only_where_none_measures_what_memory_is_free(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, machine: str, order: list[str]
+) -> None:
+    monkeypatch.setattr("specmill.compat.device", lambda: machine)
+    seen = []
+
+    @contextlib.contextmanager
+    def start(run: Run, name: str) -> Iterator[Wait]:
+        seen.append(f"starts {run.role}")
+        with lab.start(run, name) as wait:
+
+            def waited() -> Server:
+                seen.append(f"{run.role} is up")
+                return wait()
+
+            yield waited
+
+    with Fleet(start, WARMUP, bench_section(), 30, {}) as fleet:
+        fleet.keep([REFERENCE, THREE])
+        assert seen == order
+        assert sorted(fleet.facts) == ["method_k3_0", "reference_k0_0"]
 
 
 def test_servers_that_are_not_kept_are_stopped_before_others_are_started(
@@ -144,3 +175,16 @@ def test_a_refused_server_leaves_the_others_to_be_stopped(lab: Lab) -> None:
     with fleet_of(lab) as fleet, pytest.raises(DoesNotFit):
         fleet.keep([REFERENCE, THREE])
     assert lab.events == ["+ reference_k0_0", "- reference_k0_0"]
+
+
+def test_a_reference_whose_method_was_refused_serves_on_and_is_warmed_up(
+    lab: Lab, fleet: Fleet
+) -> None:
+    lab.refused = {"method_k3"}
+    with pytest.raises(Refused):
+        fleet.keep([REFERENCE, THREE])
+    fleet.keep([REFERENCE, ONE])
+    assert lab.events == ["+ reference_k0_0", "+ method_k1_0"]
+    assert sorted(fleet.facts) == ["method_k1_0", "reference_k0_0"]
+    (fake,) = lab.fakes["reference_k0_0"]
+    assert [request["prompt"] for request in fake.requests[:2]] == WARMUP

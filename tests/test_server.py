@@ -250,11 +250,11 @@ def test_a_bench_server_has_the_flags_every_method_shares_and_its_speculation(
     start = server_starter("ngram", Path("m"), verifier, bench, Parallel(), RUNTIME, logs)
     shared = ["--gpu-memory-utilization", share, "--max-model-len", "64", "--dtype", "float32"]
     shared += ["--enforce-eager"] if enforce_eager else []
-    with start(Run("reference", None, 0, None), "reference_k0_0") as server:
-        fakes.log = server.log
+    with start(Run("reference", None, 0, None), "reference_k0_0") as wait:
+        fakes.log = wait().log
         assert json.loads(fakes.logged("flags")) == shared
-    with start(Run("method", 3, 1, {"method": "ngram"}), "method_k3_1") as server:
-        fakes.log = server.log
+    with start(Run("method", 3, 1, {"method": "ngram"}), "method_k3_1") as wait:
+        fakes.log = wait().log
         assert json.loads(fakes.logged("flags")) == [
             *shared,
             "--speculative-config",
@@ -274,8 +274,8 @@ def test_a_bench_server_is_spread_over_gpus_as_params_say(fakes: Fakes, tmp_path
     spread = Parallel(tensor_parallel_size=2, data_parallel_size=3)
     logs = tmp_path / "logs"
     start = server_starter("none", model, verifier, bench_section(), spread, RUNTIME, logs)
-    with start(Run("reference", None, 0, None), "reference_k0_0") as server:
-        fakes.log = server.log
+    with start(Run("reference", None, 0, None), "reference_k0_0") as wait:
+        fakes.log = wait().log
         flags = json.loads(fakes.logged("flags"))
     assert flags[-4:] == ["--tensor-parallel-size", "2", "--data-parallel-size", "3"]
 
