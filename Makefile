@@ -10,6 +10,8 @@ LOCK := requirements/$(PROFILE).txt
 STAMP := .venv/.installed-$(PROFILE)
 PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 BUILT := arctic-inference
+# engines start on one core each, so two processes share the tests as tests/conftest.py groups them
+TWO := -n 2 --dist loadgroup --no-loadscope-reorder
 PROMPTS := data/prompts/large.jsonl
 PROMPT_PACKAGES := .cache/prompt_packages
 
@@ -90,7 +92,7 @@ show: venv ## experiments side by side in a dozen columns
 	  --drop '(?!Experiment|State|(?!none\.)[^/:]*\.(speedup|acceptance_length)$$|spec\.tokens|train\.lr|vocab\.d).*'
 
 test: venv lint ## lint, types and all tests but the long ones, the whole pipeline included
-	pytest
+	pytest $(TWO)
 
 test-long: venv ## what `make test` leaves out: every method, more kills (an hour)
 	pytest -m long
@@ -100,7 +102,7 @@ torture: venv ## strike every stage at random moments (hours): reports/torture.j
 	python -m benchmarks.torture --table
 
 unit: venv ## tests that start no engine and run no DVC: a few minutes
-	pytest -m "not e2e and not slow"
+	pytest $(TWO) -m "not e2e and not slow"
 
 lint: venv ## ruff and mypy
 	ruff check .

@@ -21,6 +21,25 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What shares something dear runs in one process of `pytest -n 2`, and the longest first.
+
+    That is what wants `pipeline`, and every other file for itself.
+    """
+
+    def group(item: pytest.Item) -> str:
+        shared = "pipeline" in getattr(item, "fixturenames", ())
+        return "pipeline" if shared else item.path.name
+
+    def length(item: pytest.Item) -> int:
+        marks = [item.get_closest_marker(name) is not None for name in ("long", "e2e", "slow")]
+        return 0 if group(item) == "pipeline" else 1 + [*marks, True].index(True)
+
+    items.sort(key=length)  # stable: otherwise as collected
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group(item)))
+
+
 def pytest_collection_finish() -> None:
     """Imports are done: leave them out of garbage collections, and small matrices to one thread.
 
