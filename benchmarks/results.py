@@ -164,8 +164,9 @@ Tokens a second, median of the rounds (one engine):
 
 {two_gpus}
 
-At the same batch of 8,011 tokens a step, training this small head on two GPUs is not faster: a step
-of 65 ms is launched from Python, and half the tokens do not halve it. Not run on two: going on with
+At the same batch of 8,011 tokens a step, training this small head on two GPUs is slower: 73 ms a step
+instead of 65. It was not traced; launching a step's kernels takes as long for half the tokens.
+Not run on two: going on with
 a training that one process began, and extraction by two engines; their machine's time was over.
 
 The same 8B Llama over both, NVLink multicast off. All-reduces are counted without the wait for the
@@ -177,8 +178,8 @@ They take 5 to 11% of a step here, 51.5% where PCIe joins eight GPUs, and more w
 each draft step brings three more. The term of prediction (`specmill/roofline.py`) with the latency
 of NCCL launched one by one, 25.6 us, foresees three to six times too much: the engine reduces
 by kernels of its own, inside CUDA graphs. With the latency of its first row, {own_latency:.1f} us,
-it foresees the rows of K = 0 within 2%, and with drafts up to a fifth too little, since it leaves
-those of the draft steps out.
+it foresees the rows of K = 0 within 2%, and with drafts up to a fifth too little: it is the
+verification's, and drafting is counted by `--draft-ms`.
 """
 
 

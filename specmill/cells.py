@@ -69,19 +69,23 @@ async def measure_cell(
         "load_1m": round(os.getloadavg()[0], 2),
         "wall_s": max(answer.chunk_times[-1] for answer in answers) - start,
         "counters": counts,
-        "requests": [
-            {
-                "sample_key": sample.sample_key,
-                "num_prompt_tokens": len(ids),
-                "output_ids": answer.token_ids,
-                "finish_reason": answer.finish_reason,
-                "sent_s": round(answer.sent_at - start, 6),
-                "chunk_s": [round(at - start, 6) for at in answer.chunk_times],
-                "chunk_tokens": answer.chunk_sizes,
-            }
-            for sample, ids, answer in zip(cell.prompts, cell.ids, answers, strict=True)
-        ],
+        "requests": _requests(cell, answers, start),
     }
+
+
+def _requests(cell: Cell, answers: list[TimedAnswer], start: float) -> list[dict[str, Any]]:
+    return [
+        {
+            "sample_key": sample.sample_key,
+            "num_prompt_tokens": len(ids),
+            "output_ids": answer.token_ids,
+            "finish_reason": answer.finish_reason,
+            "sent_s": round(answer.sent_at - start, 6),
+            "chunk_s": [round(at - start, 6) for at in answer.chunk_times],
+            "chunk_tokens": answer.chunk_sizes,
+        }
+        for sample, ids, answer in zip(cell.prompts, cell.ids, answers, strict=True)
+    ]
 
 
 async def _answer(

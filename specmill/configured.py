@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from specmill.cut import read_header
+from specmill.dequantised import gguf_file
 from specmill.files import read_json, write_json
 from specmill.params import Verifier
 from specmill.relaid import relaid_config
-from specmill.verifier import gguf_file
 
 
 def verifier_config(given: Path | None, chosen: Verifier) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specmill.dequantised import gguf_file
 from specmill.draft_config import Surroundings, check_draft
 from specmill.finding import Finding
 from specmill.geometry import Geometry, read_geometry
@@ -13,7 +14,7 @@ from specmill.params import Params, Verifier
 from specmill.params_experts import Experts
 from specmill.templates import TemplateError, split_render
 from specmill.text_decoder import text_config
-from specmill.verifier import check_source, gguf_file
+from specmill.verifier import check_source
 from specmill.weight_bits import bits_by_component
 
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}

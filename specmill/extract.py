@@ -51,9 +51,7 @@ def extract_missing(
         (store.folder / name).unlink(missing_ok=True)
     if kept := adopt(staging, store, shard_bytes):
         logger.info("%d samples that an earlier run had staged are kept", kept)
-    store.drop_damaged(spec, [sample.sample_key for sample in samples])
-    lacking = (sample for sample in samples if not store.holds(spec, sample.sample_key))
-    missing = list({sample.sample_key: sample for sample in lacking}.values())
+    missing = _lacking(samples, spec, store)
     if not missing:
         return 0
     num_tokens = sum(len(sample.input_ids) for sample in missing)
@@ -81,6 +79,13 @@ def extract_missing(
     seconds = time.monotonic() - started
     logger.info("%.0f tokens/s, the engine's start included", num_tokens / seconds)
     return num_tokens
+
+
+def _lacking(samples: list[Sample], spec: StateSpec, store: HiddenStateStore) -> list[Sample]:
+    """Samples whose states the store has not, or not whole; each once."""
+    store.drop_damaged(spec, [sample.sample_key for sample in samples])
+    lacking = (sample for sample in samples if not store.holds(spec, sample.sample_key))
+    return list({sample.sample_key: sample for sample in lacking}.values())
 
 
 def check_disk(spec: StateSpec, num_tokens: int, folder: Path) -> None:

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, AsyncExitStack
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from specmill import compat
@@ -74,45 +75,56 @@ async def generate(
         now, and `num_too_long`, conversations that outgrew the context. A conversation goes on
         after an answer that was cut by its length, as a served one does.
     """
-    counts: Counter[str] = Counter(num_generated=0, num_too_long=0)
+    answering = _Answering(verifier, cache, template_kwargs, strict)
+    known = [await answering.turns(job, None) for job in jobs]
+    missing = [job for job, samples in zip(jobs, known, strict=True) if samples is None]
+    if missing:
+        with start_servers() as servers:
+            found = shared_out(
+                missing, servers, answering.turns, concurrency, timeout_s, progress="answers"
+            )
+            fresh = iter(await found)
+        known = [samples if samples is not None else next(fresh) for samples in known]
+    return [samples for samples in known if samples], answering.counts
 
-    async def answer_turns(job: Job, client: Client | None) -> list[Sample] | None:
+
+@dataclass
+class _Answering:
+    """How jobs are answered, and counts of what became of them."""
+
+    verifier: dict[str, Any]
+    cache: ResponseCache
+    template_kwargs: dict[str, Any]
+    strict: bool
+    counts: Counter[str] = field(default_factory=lambda: Counter(num_generated=0, num_too_long=0))
+
+    async def turns(self, job: Job, client: Client | None) -> list[Sample] | None:
+        """The assistant turns of a job; None where one is not cached and there is no server."""
         split, conversation, sampling = job
-        request = sampling | _rendering(conversation, template_kwargs)
+        request = sampling | _rendering(conversation, self.template_kwargs)
         messages: list[Message] = []
         samples: list[Sample] = []
         for turn, exchange in enumerate(conversation.exchanges):
             messages += exchange.messages
-            key = response_key(messages, verifier, request)
-            answer = cache.get(key)
+            key = response_key(messages, self.verifier, request)
+            answer = self.cache.get(key)
             if answer is None:
                 if client is None:
                     return None
                 try:
                     answer = await client.chat(messages, request)
                 except RuntimeError as error:
-                    fault = _fault(job, turn, error, verifier["max_model_len"])
-                    if strict or split == "bench" or compat.TOO_LONG not in str(error):
+                    fault = _fault(job, turn, error, self.verifier["max_model_len"])
+                    if self.strict or split == "bench" or compat.TOO_LONG not in str(error):
                         raise RuntimeError(fault) from None
                     logger.warning("left out from there on: %s", fault)
-                    counts["num_too_long"] += 1
+                    self.counts["num_too_long"] += 1
                     return samples
-                cache.add(key, answer)
-                counts["num_generated"] += 1
+                self.cache.add(key, answer)
+                self.counts["num_generated"] += 1
             samples.append(_as_sample(answer, conversation, split, turn))
             messages.append(_remembered(conversation, exchange, answer))
         return samples
-
-    known = [await answer_turns(job, None) for job in jobs]
-    missing = [job for job, samples in zip(jobs, known, strict=True) if samples is None]
-    if missing:
-        with start_servers() as servers:
-            found = shared_out(
-                missing, servers, answer_turns, concurrency, timeout_s, progress="answers"
-            )
-            fresh = iter(await found)
-        known = [samples if samples is not None else next(fresh) for samples in known]
-    return [samples for samples in known if samples], counts
 
 
 def _fault(job: Job, turn: int, error: RuntimeError, max_model_len: int) -> str:

@@ -73,7 +73,7 @@ def predict(
         at spec.tokens; `headline`, the best again by name, for `dvc metrics`; `without`, why
         something is missing.
     """
-    named, reasons = kinds
+    named, _ = kinds
     missing = _Missing()
     for load, reason in _NO_STEP_TIMES.items():
         if any(getattr(bench, load)):
@@ -84,14 +84,7 @@ def predict(
         kind = named.get(method)
         if kind == NONE:
             continue
-        times = None
-        if kind is None:
-            missing.add(method, reasons[method])
-        else:
-            try:
-                times = step_times(curves, kind)
-            except NotMeasured as error:
-                missing.add(method, str(error))
+        times = _step_times(method, kinds, curves, missing)
         if not replay["replayed"]:
             missing.add(method, replay["reason"])
         elif times is not None:
@@ -107,6 +100,24 @@ def predict(
         "headline": _headline(best),
         "without": missing.texts(),
     }
+
+
+def _step_times(
+    method: str,
+    kinds: tuple[dict[str, str | None], dict[str, str]],
+    curves: dict[str, Any],
+    missing: _Missing,
+) -> StepTimes | None:
+    named, reasons = kinds
+    kind = named.get(method)
+    if kind is None:
+        missing.add(method, reasons[method])
+        return None
+    try:
+        return step_times(curves, kind)
+    except NotMeasured as error:
+        missing.add(method, str(error))
+        return None
 
 
 def plot_rows(predicted: dict[str, Any]) -> list[Row]:

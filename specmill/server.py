@@ -109,13 +109,11 @@ def starting(
         EngineRefused: when the server ends by itself; quotes its last lines.
         RuntimeError: when it is killed or not healthy in time.
     """
-    machine = compat.device()
-    key = secrets.token_urlsafe(24)
+    machine, key = compat.device(), secrets.token_urlsafe(24)
     flags = [*compat.engine_arguments(machine, gpu_memory_utilization), *arguments]
-    environment = os.environ | compat.engine_environment(machine, cpu_kv_cache_gib, "fork")
-    environment["VLLM_API_KEY"] = key  # in the environment: a command line is public
-    if gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    environment = _environment(
+        compat.engine_environment(machine, cpu_kv_cache_gib, "fork"), key, gpus
+    )
     log.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
 
@@ -144,6 +142,12 @@ def starting(
             return Server(url, key, log, time.monotonic() - started, process.pid)
 
         yield wait
+
+
+def _environment(engine: dict[str, str], key: str, gpus: Sequence[str]) -> dict[str, str]:
+    """This process's, with the API key in it: a command line is public."""
+    seen = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+    return os.environ | engine | {"VLLM_API_KEY": key} | seen
 
 
 def _start(command: list[str], environment: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":

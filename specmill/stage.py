@@ -69,13 +69,7 @@ def open_stage(
     """
     show_help()
     is_first = processes.rank() == 0
-    form = "%(asctime)s %(name)s %(levelname)s %(message)s"
-    told = logging.StreamHandler(sys.stderr)
-    told.setFormatter(MaskedFormatter(form, datefmt="%H:%M:%S"))
-    level = os.environ.get("SPECMILL_LOG_LEVEL", "INFO" if is_first else "WARNING")
-    logging.basicConfig(level=level, handlers=[told])
-    for chatty in ("httpx", "mlflow", "alembic", "speculators"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    _log_to_stderr("INFO" if is_first else "WARNING")
     signal.signal(signal.SIGTERM, _leave)
     asked = started = time.monotonic()
     try:
@@ -103,6 +97,16 @@ def open_stage(
     except KeyboardInterrupt:
         sys.exit(f"{name}: interrupted; finished work is kept, run it again to go on")
     logger.info("%s done in %.0f s", name, time.monotonic() - started)
+
+
+def _log_to_stderr(level: str) -> None:
+    """Tell what happens from this level on, or from SPECMILL_LOG_LEVEL on; secrets are masked."""
+    form = "%(asctime)s %(name)s %(levelname)s %(message)s"
+    told = logging.StreamHandler(sys.stderr)
+    told.setFormatter(MaskedFormatter(form, datefmt="%H:%M:%S"))
+    logging.basicConfig(level=os.environ.get("SPECMILL_LOG_LEVEL", level), handlers=[told])
+    for chatty in ("httpx", "mlflow", "alembic", "speculators"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
 def show_help() -> None:

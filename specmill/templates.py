@@ -88,17 +88,8 @@ def split_render(
     before = render(history, generation_prompt=True)
     whole = render([*history, answer], generation_prompt=False)
     if not whole.startswith(before):
-        common = _common_length(before, whole)
         opening = before[len(render(history, generation_prompt=False)) :]
-        if common < len(before) - len(opening):
-            raise TemplateError(
-                "the chat template renders earlier messages differently once the answer is there: "
-                f"{before[common:][:40]!r} became {whole[common:][:40]!r}"
-            )
-        raise TemplateError(
-            f"the chat template asks for an answer with {opening!r} but renders the answer "
-            f"after {whole[len(before) - len(opening) :][: len(opening)]!r}"
-        )
+        raise TemplateError(_rewritten(before, whole, opening))
     offered = [tool.get("function", tool).get("name", "") for tool in tools]
     called = [
         call["function"]["name"] for message in history for call in message.get("tool_calls", ())
@@ -119,6 +110,26 @@ def split_render(
             f"the chat template changes or leaves out the answer's text: {written[:60]!r}"
         )
     return before, written
+
+
+def _rewritten(before: str, whole: str, opening: str) -> str:
+    """What a template does that renders the text before an answer in another way with it.
+
+    Args:
+        before: Rendered for generation, up to where the answer begins.
+        whole: Rendered with the answer.
+        opening: The generation prompt, `before`'s end.
+    """
+    common = _common_length(before, whole)
+    if common < len(before) - len(opening):
+        return (
+            "the chat template renders earlier messages differently once the answer is there: "
+            f"{before[common:][:40]!r} became {whole[common:][:40]!r}"
+        )
+    return (
+        f"the chat template asks for an answer with {opening!r} but renders the answer "
+        f"after {whole[len(before) - len(opening) :][: len(opening)]!r}"
+    )
 
 
 def _render(

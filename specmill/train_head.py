@@ -124,17 +124,7 @@ def fit_head(
             diverges.
     """
     view.check_verifier(verifier)
-    provenance = {
-        "method": chosen.type,
-        "params": chosen.model_dump() | further,
-        "states": asdict(view.spec),
-        "data": digest([digest_of(split) for split in samples]),
-        "vocabulary": tables_digest(*load_tables(paths.VOCAB)),
-        "verifier": verifier,
-        "versions": compat.engine_versions(),
-        "draft": read_draft(chosen.draft),
-        "start": read_json(paths.START / PROVENANCE) if chosen.from_ else None,
-    }
+    provenance = _provenance(chosen, samples, verifier, view, further)
     checkpoints = paths.CACHE / "checkpoints" / digest(provenance)
     runtime = stage.params.runtime
     scratch = checkpoints.with_suffix(".samples")
@@ -147,6 +137,27 @@ def fit_head(
     if processes.rank() == 0:
         export_head(best, head, verifier["name"], provenance | code_state())
     return best, epochs
+
+
+def _provenance(
+    chosen: Train,
+    samples: list[list[Sample]],
+    verifier: dict[str, Any],
+    view: StateView,
+    further: dict[str, Any],
+) -> dict[str, Any]:
+    """Everything that a head follows from; its digest names the checkpoints."""
+    return {
+        "method": chosen.type,
+        "params": chosen.model_dump() | further,
+        "states": asdict(view.spec),
+        "data": digest([digest_of(split) for split in samples]),
+        "vocabulary": tables_digest(*load_tables(paths.VOCAB)),
+        "verifier": verifier,
+        "versions": compat.engine_versions(),
+        "draft": read_draft(chosen.draft),
+        "start": read_json(paths.START / PROVENANCE) if chosen.from_ else None,
+    }
 
 
 def training_inputs(

@@ -197,25 +197,6 @@ def train(
     if get_rank() == 0:
         _drop_incomplete(checkpoints)
     from_all([])  # the others wait for that
-    share = chosen.tokens_per_step // get_world_size()
-    train_kwargs, val_kwargs = model.get_trainer_kwargs(
-        loss_fn=chosen.loss,
-        loss_implementation=compat.loss_implementation(compat.device()),
-        **TYPES[chosen.type].steps(chosen.model_copy(update={"tokens_per_step": share})),
-    )
-    config = TrainerConfig(
-        lr=chosen.lr,
-        num_epochs=chosen.epochs,
-        save_path=str(checkpoints),
-        resume_from_checkpoint=True,
-        train_call_kwargs=train_kwargs,
-        val_call_kwargs=val_kwargs | TYPES[chosen.type].heldout_steps,
-        optimizer=chosen.optimizer,
-        muon_lr=chosen.lr,
-        scheduler_type="linear",
-        scheduler_warmup_ratio=chosen.warmup_ratio,
-        hidden_states_dtype=training.hidden_states_dtype,
-    )
     hidden_size = model.hidden_size
     num_aux = len(model.target_layer_ids)
     length = usual_length((training, heldout), chosen)
@@ -227,7 +208,7 @@ def train(
     with compat.trainable_without_accelerator(), without_emulation():
         trainer = _Trainer(
             model,
-            config,
+            _trainer_config(model, chosen, checkpoints, training.hidden_states_dtype),
             *loaders,
             seed=chosen.seed,
             replays=TYPES[chosen.type].replayed,
@@ -240,6 +221,30 @@ def train(
     logger.info("waited %.2f%% of the time for data", 100 * waited / (time.monotonic() - started))
     epochs = _epochs(checkpoints, chosen.epochs - 1)
     return checkpoints / str(best_epoch(epochs)), epochs
+
+
+def _trainer_config(
+    model: Any, chosen: Train, checkpoints: Path, hidden_states_dtype: torch.dtype
+) -> TrainerConfig:
+    share = chosen.tokens_per_step // get_world_size()
+    train_kwargs, val_kwargs = model.get_trainer_kwargs(
+        loss_fn=chosen.loss,
+        loss_implementation=compat.loss_implementation(compat.device()),
+        **TYPES[chosen.type].steps(chosen.model_copy(update={"tokens_per_step": share})),
+    )
+    return TrainerConfig(
+        lr=chosen.lr,
+        num_epochs=chosen.epochs,
+        save_path=str(checkpoints),
+        resume_from_checkpoint=True,
+        train_call_kwargs=train_kwargs,
+        val_call_kwargs=val_kwargs | TYPES[chosen.type].heldout_steps,
+        optimizer=chosen.optimizer,
+        muon_lr=chosen.lr,
+        scheduler_type="linear",
+        scheduler_warmup_ratio=chosen.warmup_ratio,
+        hidden_states_dtype=hidden_states_dtype,
+    )
 
 
 def _epochs(checkpoints: Path, last: int) -> list[dict[str, float]]:

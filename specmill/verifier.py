@@ -5,8 +5,6 @@ safetensors; `folder:PATH` and `hub:ORG/NAME` are used where they lie, and only 
 kept. Later stages key on identity.json, never on a path.
 """
 
-import importlib.util
-import logging
 from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
@@ -17,17 +15,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from specmill import compat
+from specmill.dequantised import dequantise_wheel, gguf_file
 from specmill.experts import experts_of
 from specmill.files import digest, file_digest, read_json, read_object, write_json
 from specmill.remote_code import TRUST, is_trusted, load_own_tokenizer
 from specmill.text_decoder import head_tensors, is_tied, text_path
 
-logger = logging.getLogger(__name__)
-
 REFERENCE = "reference.json"
 
 _IDENTIFYING = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
-_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 def obtain(source: str, revision: str | None, dtype: str, folder: Path) -> dict[str, Any]:
@@ -47,7 +43,7 @@ def obtain(source: str, revision: str | None, dtype: str, folder: Path) -> dict[
     """
     kind, _, place = source.partition(":")
     if kind == "wheel":
-        return _dequantise_wheel(place, _chosen_dtype(dtype, "bfloat16"), folder)
+        return dequantise_wheel(place, _chosen_dtype(dtype, "bfloat16"), folder)
     if kind == "folder":
         model = _folder_source(place)
         _refer(folder, model)
@@ -115,19 +111,6 @@ def _folder_source(place: str) -> Path:
     return model
 
 
-def gguf_file(package: str) -> Path:
-    """The GGUF file inside an installed package; raises ValueError when there is not just one."""
-    module = importlib.util.find_spec(package.replace("-", "_"))
-    places = list(module.submodule_search_locations or []) if module else []
-    files = [path for place in places for path in sorted(Path(place).glob("*.gguf"))]
-    if len(files) != 1:
-        raise ValueError(
-            f"verifier.source is wheel:{package}, and {len(files)} GGUF files were found in it; "
-            "is the package installed from the lock file (make venv)?"
-        )
-    return files[0]
-
-
 def _refer(folder: Path, model: Path) -> None:
     """Keep where a verifier lies, and when its files were last written."""
     place = model.absolute()
@@ -174,20 +157,12 @@ def identify(
     template = load_own_tokenizer(model, trusted=trusted).chat_template
     if not template:
         raise ValueError(f"{description['name']} has no chat template, so it cannot answer prompts")
-    files = sorted(
-        path
-        for pattern in (*_IDENTIFYING, *(("*.py",) if trusted else ()))
-        for path in model.glob(pattern)
-        if path.name not in ("identity.json", REFERENCE)
-    )
-    if not any(path.suffix == ".safetensors" for path in files):
-        raise ValueError(f"{model} holds no .safetensors weights")
     own = str(getattr(text, "dtype", None) or config.dtype)
     experts = {"experts": found} if (found := experts_of(text)) else {}
     return {
         **description,
         **experts,
-        "fingerprint": digest({path.name: file_digest(path) for path in files}),
+        "fingerprint": _fingerprint(model, trusted),
         "architecture": (config.architectures or [type(config).__name__])[0],
         "hidden_size": text.hidden_size,
         "num_layers": text.num_hidden_layers,
@@ -196,6 +171,19 @@ def identify(
         "chat_template": digest(template),
         "max_model_len": max_model_len,
     }
+
+
+def _fingerprint(model: Path, trusted: bool) -> str:
+    """Digest of all files that decide what the model answers, its code too where that runs."""
+    files = sorted(
+        path
+        for pattern in (*_IDENTIFYING, *(("*.py",) if trusted else ()))
+        for path in model.glob(pattern)
+        if path.name not in ("identity.json", REFERENCE)
+    )
+    if not any(path.suffix == ".safetensors" for path in files):
+        raise ValueError(f"{model} holds no .safetensors weights")
+    return digest({path.name: file_digest(path) for path in files})
 
 
 def write_head_slice(model: Path, folder: Path) -> None:
@@ -251,33 +239,6 @@ def _find_head_tensors(model: Path) -> Iterator[tuple[str, torch.Tensor]]:
     for standard, name in head_tensors(dtypes).items():
         with safe_open(places[name], framework="pt") as handle:
             yield standard, handle.get_tensor(name)
-
-
-def _dequantise_wheel(package: str, dtype: str, folder: Path) -> dict[str, Any]:
-    """Turn the GGUF file inside an installed package into safetensors with its tokenizer.
-
-    The result is *not* the model the file was quantised from, so its name says what was done.
-    """
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    source = gguf_file(package)
-    logger.info("dequantising %s to %s", source.name, dtype)
-    place, file = source.parent, source.name
-    tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=file, trust_remote_code=False)
-    model = AutoModelForCausalLM.from_pretrained(
-        place,
-        gguf_file=file,
-        quantization_config=GgufConfig(dequantize=True),
-        dtype=getattr(torch, dtype),
-        trust_remote_code=False,
-    )
-    model.config._name_or_path = ""
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return {
-        "name": f"{source.stem}-dequantised-{_SHORT[dtype]}",
-        "origin": f"GGUF of package {package}, sha256 {file_digest(source)}",
-    }
 
 
 _FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
