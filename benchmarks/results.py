@@ -164,10 +164,10 @@ Tokens a second, median of the rounds (one engine):
 
 {two_gpus}
 
-At the same batch of 8,011 tokens a step, training this small head on two GPUs is slower: 73 ms a step
-instead of 65. It was not traced; launching a step's kernels takes as long for half the tokens.
-Not run on two: going on with
-a training that one process began, and extraction by two engines; their machine's time was over.
+At the same batch of 8,011 tokens a step, training this small head on two GPUs is slower: 73 ms a
+step instead of 65. It was not traced; launching a step's kernels takes as long for half the tokens.
+Not run on two: going on with a training that one process began, and extraction by two engines;
+their machine's time was over.
 
 The same 8B Llama over both, NVLink multicast off. All-reduces are counted without the wait for the
 other GPU, the shorter time of both:

@@ -29,7 +29,9 @@ def extract_missing(
     staging: Path,
     window: int,
 ) -> int:
-    """Extract what the store lacks; engines are started only if something is missing.
+    """Extract what the store lacks, and count the tokens.
+
+    Engines are started only if something is missing.
 
     Args:
         samples: Every sample of the dataset.
@@ -39,9 +41,6 @@ def extract_missing(
         shard_bytes: Size at which a shard is closed.
         staging: Folder on the store's file system for what engines hand over.
         window: Tokens under way at an engine: asked for and not yet filed.
-
-    Returns:
-        Number of tokens extracted now.
 
     Raises:
         ValueError: when the disk is too small for the states, when a sample's states are not those
@@ -55,18 +54,9 @@ def extract_missing(
     if not missing:
         return 0
     num_tokens = sum(len(sample.input_ids) for sample in missing)
-    logger.info(
-        "%d of %d samples are to be extracted: %s tokens, %.2f GB",
-        len(missing),
-        len(samples),
-        f"{num_tokens:,}",
-        num_tokens * spec.bytes_per_token / 1e9,
-    )
-    if os.environ.get(NO_EXTRACT, "0") not in ("", "0"):
-        raise ValueError(
-            f"{NO_EXTRACT} forbids extraction here; `dvc pull extract` fetches what was "
-            "extracted elsewhere, and `dvc exp run -s train` trains alone (docs/rented-node.md)"
-        )
+    size = f"{num_tokens:,} tokens, {num_tokens * spec.bytes_per_token / 1e9:.2f} GB"
+    logger.info("%d of %d samples are to be extracted: %s", len(missing), len(samples), size)
+    _check_allowed()
     check_disk(spec, num_tokens, store.folder)
     with store.writer(spec, shard_bytes) as writer:
         work = Work(missing, spec, writer, staging, window)
@@ -79,6 +69,14 @@ def extract_missing(
     seconds = time.monotonic() - started
     logger.info("%.0f tokens/s, the engine's start included", num_tokens / seconds)
     return num_tokens
+
+
+def _check_allowed() -> None:
+    if os.environ.get(NO_EXTRACT, "0") not in ("", "0"):
+        raise ValueError(
+            f"{NO_EXTRACT} forbids extraction here; `dvc pull extract` fetches what was "
+            "extracted elsewhere, and `dvc exp run -s train` trains alone (docs/rented-node.md)"
+        )
 
 
 def _lacking(samples: list[Sample], spec: StateSpec, store: HiddenStateStore) -> list[Sample]:

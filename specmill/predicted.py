@@ -74,15 +74,11 @@ def predict(
         something is missing.
     """
     named, _ = kinds
-    missing = _Missing()
-    for load, reason in _NO_STEP_TIMES.items():
-        if any(getattr(bench, load)):
-            missing.add(f"bench.{load}", reason)
+    missing = _without_step_times(bench)
     rows: list[Row] = []
     better: list[Row] = []
     for method, replay in replays.items():
-        kind = named.get(method)
-        if kind == NONE:
+        if (kind := named.get(method)) == NONE:
             continue
         times = _step_times(method, kinds, curves, missing)
         if not replay["replayed"]:
@@ -100,6 +96,14 @@ def predict(
         "headline": _headline(best),
         "without": missing.texts(),
     }
+
+
+def _without_step_times(bench: Bench) -> _Missing:
+    missing = _Missing()
+    for load, reason in _NO_STEP_TIMES.items():
+        if any(getattr(bench, load)):
+            missing.add(f"bench.{load}", reason)
+    return missing
 
 
 def _step_times(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import NotRequired, TypedDict, Unpack
 
 import httpx
 import psutil
@@ -64,31 +64,29 @@ class Limits(TypedDict):
     """Of `starting`, what is given by name."""
 
     cpu_kv_cache_gib: int
+    """KV cache of a CPU engine, GiB."""
     gpu_memory_utilization: float
+    """Share of GPU memory the engine may take."""
     startup_timeout_s: int
+    """Longest time until the server must be healthy, seconds."""
     label: str
+    """Shown while the server starts."""
+    gpus: NotRequired[Sequence[str]]
+    """What it sees of the GPUs, as CUDA_VISIBLE_DEVICES names them; () shows it all."""
 
 
 @contextlib.contextmanager
 def serve(
-    model: Path, arguments: list[str], log: Path, **options: Unpack[Limits]
+    model: Path, arguments: list[str], log: Path, **limits: Unpack[Limits]
 ) -> Iterator[Server]:
     """Serve `model` on a free loopback port behind a random API key; as `starting`, and waits."""
-    with starting(model, arguments, log, **options) as wait:
+    with starting(model, arguments, log, **limits) as wait:
         yield wait()
 
 
 @contextlib.contextmanager
 def starting(
-    model: Path,
-    arguments: list[str],
-    log: Path,
-    *,
-    cpu_kv_cache_gib: int,
-    gpu_memory_utilization: float,
-    startup_timeout_s: int,
-    label: str,
-    gpus: Sequence[str] = (),
+    model: Path, arguments: list[str], log: Path, **limits: Unpack[Limits]
 ) -> Iterator[Callable[[], Server]]:
     """Start to serve `model`, so that several servers can start at a time.
 
@@ -96,11 +94,7 @@ def starting(
         model: Folder of the verifier.
         arguments: Server flags beyond those of every engine.
         log: Receives the server's output.
-        cpu_kv_cache_gib: KV cache of a CPU engine, GiB.
-        gpu_memory_utilization: Share of GPU memory the engine may take.
-        startup_timeout_s: Longest time until the server must be healthy, seconds.
-        label: Shown while the server starts.
-        gpus: What it sees of the GPUs, as CUDA_VISIBLE_DEVICES names them; () shows it all.
+        limits: Of the engine, and of the start.
 
     Yields:
         A function that waits until the server is healthy.
@@ -110,10 +104,9 @@ def starting(
         RuntimeError: when it is killed or not healthy in time.
     """
     machine, key = compat.device(), secrets.token_urlsafe(24)
-    flags = [*compat.engine_arguments(machine, gpu_memory_utilization), *arguments]
-    environment = _environment(
-        compat.engine_environment(machine, cpu_kv_cache_gib, "fork"), key, gpus
-    )
+    flags = [*compat.engine_arguments(machine, limits["gpu_memory_utilization"]), *arguments]
+    engine = compat.engine_environment(machine, limits["cpu_kv_cache_gib"], "fork")
+    environment = _environment(engine, key, limits.get("gpus", ()))
     log.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
 
@@ -131,7 +124,7 @@ def starting(
             for attempt in range(1, _PORT_ATTEMPTS + 1):
                 url = f"http://127.0.0.1:{port}"
                 try:
-                    _wait_until_healthy(process, url, log, startup_timeout_s, label)
+                    _wait_until_healthy(process, url, log, limits)
                     break
                 except RuntimeError:
                     # a free port can be taken before the server has it
@@ -172,8 +165,9 @@ def _free_port() -> int:
 
 
 def _wait_until_healthy(
-    process: subprocess.Popen[bytes], url: str, log: Path, timeout_s: int, label: str
+    process: subprocess.Popen[bytes], url: str, log: Path, limits: Limits
 ) -> None:
+    timeout_s, label = limits["startup_timeout_s"], limits["label"]
     deadline = time.monotonic() + timeout_s
     form = "{desc}: {elapsed}"
     with (
