@@ -19,11 +19,10 @@ import sys
 from typing import Any
 
 from specmill import paths
-from specmill.evidence import change
 from specmill.rows import Row, load_order, load_sentence
 from specmill.samples import ALL
 from specmill.sides import Measured, Side, open_side
-from specmill.tables import figure
+from specmill.tables import change, figure
 
 NOTHING = 1
 """Exit status when no row can be compared."""

@@ -49,7 +49,8 @@ def _hub_folder(name: str) -> Path:
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.file_download import repo_folder_name
 
-    return Path(HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model") / "blobs"
+    folder: str = repo_folder_name(repo_id=name, repo_type="model")
+    return Path(HF_HUB_CACHE) / folder / "blobs"
 
 
 def check_disk(needs: dict[Path, int]) -> list[Finding]:

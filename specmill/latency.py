@@ -42,7 +42,7 @@ def itl_s(request: dict[str, Any]) -> float | None:
     """Seconds per token after the first chunk; None when there is no second chunk."""
     if len(request["chunk_s"]) < 2:
         return None
-    tokens = sum(request["chunk_tokens"][1:])
+    tokens = int(sum(request["chunk_tokens"][1:]))
     return float(request["chunk_s"][-1] - request["chunk_s"][0]) / tokens
 
 

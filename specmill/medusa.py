@@ -114,7 +114,8 @@ def build_heads(head: VerifierHead, t2d: np.ndarray, chosen: Medusa) -> MedusaHe
     """Untrained heads over the verifier tokens that `t2d` marks, where `head` lies."""
     token_ids = torch.from_numpy(np.flatnonzero(t2d)).to(head.lm_head.device)
     heads = MedusaHeads(head.lm_head[token_ids], token_ids, chosen.num_heads, chosen.num_layers)
-    return heads.to(head.lm_head.device)
+    heads.to(head.lm_head.device)
+    return heads
 
 
 def draw_blocks(heads: MedusaHeads, seed: int) -> None:

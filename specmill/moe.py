@@ -11,6 +11,7 @@ than that: N is an upper bound of the mean. How far below it a model stays can o
 (reports/routing.json).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ def experts_loaded(num_experts: int, top_k: int, tokens: float) -> float:
     """
     if not 1 <= top_k <= num_experts or tokens < 0:
         raise ValueError(f"top {top_k} of {num_experts} experts for {tokens} tokens is no routing")
-    return num_experts * (1 - (1 - top_k / num_experts) ** tokens)
+    return num_experts * (1 - math.pow(1 - top_k / num_experts, tokens))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ That is acceptance at position 0, unlike speculators' accuracy, whose target is 
 begins, so the figures are close but not the same.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,4 +175,4 @@ def clearly_more(hits: torch.Tensor, others: torch.Tensor) -> bool:
     difference b - c has the standard error sqrt(b + c) when there is none.
     """
     gained, lost = int((hits & ~others).sum()), int((others & ~hits).sum())
-    return gained - lost > 3 * (gained + lost) ** 0.5
+    return gained - lost > 3 * math.sqrt(gained + lost)

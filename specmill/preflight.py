@@ -27,8 +27,10 @@ from typing import Any
 
 from specmill import compat, paths
 from specmill.configured import verifier_config, weight_dtypes
-from specmill.engines import extraction_settings, work_at
+from specmill.engine_flags import server_flags
+from specmill.engines import work_at
 from specmill.extract import extract_missing
+from specmill.extract_engines import extraction_settings
 from specmill.files import machine_lock
 from specmill.incompatibilities import RENDERING, TEXT_ALONE
 from specmill.layers import states_of
@@ -44,7 +46,6 @@ from specmill.preflight_checks import (
     look_at_connector,
     own_states,
 )
-from specmill.serve_states import server_flags
 from specmill.server import EngineRefused, Server, serve
 from specmill.shrunk import shrunk_config
 from specmill.steps import Steps, as_text

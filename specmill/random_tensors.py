@@ -59,7 +59,7 @@ def _largest_singular_value(values: torch.Tensor) -> float:
     gram = values @ values.T if rows < columns else values.T @ values
     largest = float(torch.linalg.eigvalsh(gram)[-1])
     left, right = math.sqrt(rows - 1), math.sqrt(columns)
-    deviation = (left + right) * (1 / left + 1 / right) ** (1 / 3)
+    deviation = (left + right) * math.cbrt(1 / left + 1 / right)
     return (largest - (left + right) ** 2) / deviation
 
 
@@ -68,7 +68,7 @@ def _energy_spread(squares: torch.Tensor) -> float:
 
     Rows of equal energy, as of an orthogonal matrix, were not drawn entry by entry either.
     """
-    rows, columns = squares.shape
+    rows, columns = map(int, squares.shape)
     expected = (float(squares.square().mean()) - 1) / columns
     ratio = float(squares.mean(1).var()) / expected if expected > 0 else 0.0
     return abs(ratio - 1) * math.sqrt((rows - 1) / 2)

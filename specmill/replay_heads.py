@@ -119,4 +119,5 @@ def load_medusa(folder: Path, machine: str) -> MedusaHeads:
             for layer in range(config["num_hidden_layers"])
         ]
         block.data = torch.stack(layers).float()
-    return heads.to(machine)
+    heads.to(machine)
+    return heads

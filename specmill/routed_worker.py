@@ -32,7 +32,8 @@ class Listener:
         """
         layers = [torch.cat(self.heard[number]) for number in sorted(self.heard)]
         self.heard.clear()
-        return torch.stack(layers, dim=1).numpy().astype(np.uint16)
+        taken: np.ndarray = torch.stack(layers, dim=1).numpy().astype(np.uint16)
+        return taken
 
 
 class RoutedWorker:

@@ -137,4 +137,5 @@ def next_token_probabilities(model: Path, prompt: list[int], answers: np.ndarray
     if answers.shape[1] > 1:
         later = network(torch.from_numpy(answers[:, :-1]), past_key_values=cache).logits
         logits = torch.cat([logits, later], dim=1)  # [num_samples, num_positions, vocab_size]
-    return logits.double().softmax(-1).numpy()
+    probabilities: np.ndarray = logits.double().softmax(-1).numpy()
+    return probabilities

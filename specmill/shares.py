@@ -67,13 +67,13 @@ class SharedBatches(MultipackDistributedBatchSamplerV2):
         """
         processes = get_world_size()
         if processes == 1:
-            return self.batch_max_length
+            return int(self.batch_max_length)
         largest = []
         for batch in self._generate_batches(0):
             lengths = self.lengths[np.asarray(batch)]
             largest.append(max(lengths[share].sum() for share in deal(lengths, processes)))
         usual = int(np.quantile(largest, 0.9, method="higher"))
-        return min(self.batch_max_length, -(-usual // _BLOCK) * _BLOCK)
+        return min(int(self.batch_max_length), -(-usual // _BLOCK) * _BLOCK)
 
 
 class CollateShare(CollateFn):

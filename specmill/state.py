@@ -183,7 +183,7 @@ def _acceptance_curves(benches: dict[str, Any]) -> list[tuple[str, int, float]]:
 
 def _is_headline(row: dict[str, Any], bench: dict[str, Any]) -> bool:
     headline = bench["num_speculative_tokens"]
-    return row["category"] == ALL and row["num_speculative_tokens"] == headline
+    return bool(row["category"] == ALL and row["num_speculative_tokens"] == headline)
 
 
 def _cells(method: str, bench: dict[str, Any]) -> list[Cell]:

@@ -140,7 +140,7 @@ class _Trainer(Trainer):
     def val_epoch(self, epoch: int) -> dict[str, float]:
         set_seed(self._seed)  # every epoch is asked for the same positions
         with Replayed(self._alone) if self._replays else contextlib.nullcontext() as replayed:
-            metrics = super().val_epoch(epoch)
+            metrics: dict[str, float] = super().val_epoch(epoch)
         if not math.isfinite(metrics["loss_epoch"]):
             raise ValueError(
                 f"the held-out loss of epoch {epoch + 1} is {metrics['loss_epoch']}: training "

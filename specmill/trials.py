@@ -101,7 +101,10 @@ class _Trial:
 
     def run(self, layer_ids: list[int]) -> Drafts:
         """First drafts from the states of these layers."""
-        return first_drafts(self._model, self._view, self._heldout, layer_ids, self._dtype)
+        drafts: Drafts = first_drafts(
+            self._model, self._view, self._heldout, layer_ids, self._dtype
+        )
+        return drafts
 
     def mapping(self, drafts: Drafts, hits: torch.Tensor) -> _Mended:
         """With d2t made from t2d: draft ids are the members of t2d in rising order."""

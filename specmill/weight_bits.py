@@ -73,7 +73,8 @@ def _bits(quantised: dict[str, Any]) -> float:
     if method in ("gptq", "awq"):
         size = quantised["group_size"]
         # a group has a 16-bit scale and a zero point of as many bits as a weight
-        return quantised["bits"] + ((16 + quantised["bits"]) / size if size > 0 else 0)
+        bits = float(quantised["bits"])
+        return bits + ((16 + bits) / size if size > 0 else 0.0)
     groups = [group["weights"] for group in (quantised.get("config_groups") or {}).values()]
     found = {_group_bits(weights) for weights in groups if weights}
     if len(found) != 1:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from specmill import arrivals
 from specmill.arrivals import run_open_loop
 
 
@@ -56,7 +55,7 @@ def arrive(
     async def sleep(seconds: float) -> None:
         await (clock.sleep(seconds) if seconds else real(0))
 
-    monkeypatch.setattr(arrivals.asyncio, "sleep", sleep)
+    monkeypatch.setattr("specmill.arrivals.asyncio.sleep", sleep)
     try:
         results = asyncio.run(main())
     finally:

@@ -100,7 +100,7 @@ def test_too_few_prompts_are_a_problem() -> None:
 def test_the_command_ends_with_1_exactly_when_there_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor.doctor_services, "check_all", lambda _: [])
+    monkeypatch.setattr("specmill.doctor_services.check_all", lambda _: [])
     for what, status in ((seen(), 0), (seen(machine=machine(compiler=None)), 1)):
         monkeypatch.setattr(doctor, "see", lambda _, what=what: what)
         with pytest.raises(SystemExit) as ended:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specmill import compat, doctor_machine, doctor_services, machine_look
+from specmill import compat, doctor_services, machine_look
 from specmill.doctor_disk import check_disk
 from specmill.doctor_machine import check_dtype, check_gpus, check_system, check_versions
 from specmill.doctor_services import (
@@ -142,7 +142,7 @@ def test_a_machine_without_a_loopback_port_is_a_problem(monkeypatch: pytest.Monk
     def refuse(*_: Any) -> Any:
         raise OSError("none left")
 
-    monkeypatch.setattr(doctor_machine.socket, "socket", refuse)
+    monkeypatch.setattr("socket.socket", refuse)
     assert level(check_system(h200()), "ports") == "problem"
 
 

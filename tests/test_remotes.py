@@ -26,7 +26,7 @@ from typing import Any
 import asyncssh
 import httpx
 import pytest
-from moto.server import DomainDispatcherApplication, create_backend_app
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from ruamel.yaml import YAML
 from werkzeug.serving import WSGIRequestHandler, make_server
 

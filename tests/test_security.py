@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from specmill import compat, paths, serve_states, server
 from specmill.cut import copy_companions, weight_files
 from specmill.files import locked, write_json
+from specmill.head_tensors import read_tensors
 from specmill.manifest import Manifest, write_manifest
-from specmill.outside import read_tensors
 from specmill.params_data import Dataset
 from specmill.params_file import load_params
 from specmill.sources import check_readable

@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from specmill import paths
 from specmill import sync as syncing
 from specmill.params import Runtime
-from specmill.params_file import load_params
+from specmill.params_file import load_params, read_yaml
 from specmill.state import read_state
 from specmill.sync import experiments, sync, sync_results
 from specmill.tracking import Store, open_store, track
@@ -505,7 +505,7 @@ def test_the_command_brings_dvc_experiments_from_git(
     write_lock(folder, run="another run")
     (md5,) = {
         dep["md5"]
-        for entry in syncing.read_yaml(folder / "dvc.lock")["stages"].values()
+        for entry in read_yaml(folder / "dvc.lock")["stages"].values()
         for dep in entry.get("deps", [])
     }
     cached = folder / ".dvc" / "cache" / "files" / "md5" / md5[:2] / md5[2:]

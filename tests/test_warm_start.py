@@ -23,12 +23,13 @@ from specmill.draft_decoder import surroundings
 from specmill.draft_sources import identify_start
 from specmill.files import read_json, write_json
 from specmill.head import export_head
+from specmill.loading import make_loader
 from specmill.params import Train
 from specmill.params_heads import OutsideHead
 from specmill.samples import write_samples
 from specmill.speculator import check_head
 from specmill.start_head import take_head
-from specmill.training import build_draft_model, check_vocabulary, make_loader, train
+from specmill.training import build_draft_model, check_vocabulary, train
 from specmill.transfer import StoredSamples
 from specmill.vocab import build_tables, load_tables, save_tables, tables_digest
 from specmill.warm_start import check_start, load_weights
