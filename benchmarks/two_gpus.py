@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -244,24 +245,28 @@ def differences(
     return {str(layer): value for layer, value in zip(spec.layer_ids, relative, strict=True)}
 
 
-def engine_parts(parts: list[str], num_samples: int, scratch: Path) -> dict[str, Any]:
-    """Extraction by one engine and two, and over two GPUs."""
+def engine_parts(
+    parts: list[str], num_samples: int, scratch: Path
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Extraction by one engine and two, and over two GPUs; each part as it is done."""
     params, model = load_params(paths.PARAMS), model_path(paths.VERIFIER)
     samples = read_samples(paths.PREPARED / "train.parquet")[: num_samples + WARM_UP]
     one_gpu, two_gpus = Parallel(), Parallel(tensor_parallel_size=2)
-    found: dict[str, Any] = {"num_samples": len(samples) - WARM_UP}
     for part, engines, parallel in (("extract", 2, one_gpu), ("tensor", 1, two_gpus)):
         if part in parts:
             folder = scratch / part
             place = model if part == "extract" else with_even_heads(model, scratch / "even")
             rate, one = extracted(params, place, samples, folder / "one", 1, one_gpu)
             faster, two = extracted(params, place, samples, folder / "two", engines, parallel)
-            found[part] = {
-                "samples_per_s": {"1": rate, "2": faster},
-                "speed_up": faster / rate,
-                "difference_by_layer": differences(params, samples, [one, two], scratch),
-            }
-    return found
+            yield (
+                part,
+                {
+                    "num_samples": len(samples) - WARM_UP,
+                    "samples_per_s": {"1": rate, "2": faster},
+                    "speed_up": faster / rate,
+                    "difference_by_layer": differences(params, samples, [one, two], scratch),
+                },
+            )
 
 
 def main() -> None:
@@ -277,23 +282,27 @@ def main() -> None:
     parser.add_argument(
         "--tokens-per-step", type=int, default=0, help="instead of train.tokens_per_step"
     )
-    parser.add_argument("--json", type=Path, help="receives what was found")
+    parser.add_argument("--json", type=Path, help="receives what was found, after every part")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)  # of a process that trains
     options = parser.parse_args()
     if options.folder:
         train_here(options)
         return
     found: dict[str, Any] = {"machine": describe_machine(), "device": compat.device()}
+
+    def keep(part: str, measured: dict[str, Any]) -> None:
+        found[part] = measured
+        if options.json:  # what was measured stays when a machine is taken away
+            write_json(options.json, found)
+
     with tempfile.TemporaryDirectory(dir=paths.CACHE) as scratch:
+        for part, measured in engine_parts(options.parts, options.samples, Path(scratch)):
+            keep(part, measured)
         if {"train", "resume"} & set(options.parts):
-            found["train"] = training_part(options, Path(scratch))
-            if "resume" in options.parts:
-                found["resume"] = resumed_part(options, Path(scratch), found["train"]["1"])
-        if {"extract", "tensor"} & set(options.parts):
-            found |= engine_parts(options.parts, options.samples, Path(scratch))
+            keep("train", training_part(options, Path(scratch)))
+        if "resume" in options.parts:
+            keep("resume", resumed_part(options, Path(scratch), found["train"]["1"]))
     print(json.dumps(found, indent=1))
-    if options.json:
-        write_json(options.json, found)
 
 
 if __name__ == "__main__":
