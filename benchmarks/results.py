@@ -83,6 +83,11 @@ Written by `python -m benchmarks.results` from `reports/gpu`; what was tried on 
 greedy, {dtype}, CUDA graphs ({graphs}), `profiles/demo-h200.yaml`. Each row beside a
 `none` of its own on the same GPU; intervals are 95%.
 
+Two runs, hours apart, with the same head. A (`reports/gpu/demo-h200`) has K = 1, 3 and 5 and the
+stages' times, B (`reports/gpu/demo-h200-decision`) n-gram, `none`, replay, prediction and the trace.
+*Does it pay* and *What was known before* are of B, *More of the verifier's own answers*, *K by
+load* and *Acceptance length by prompt type* of A, the best K under *What was wanted* of both.
+
 ## Does it pay
 
 {overview}
@@ -106,6 +111,8 @@ is lower than on held-out prompts of the same sources.
 ## What it gives: K by load
 
 {surface}
+
+K = 1 has two rounds instead of three: the machine's time was over.
 
 Where it loses, a step costs more than it brings, and the first token comes later. Medians; `none`
 is the one beside it:

@@ -76,8 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         "--shard-mib", type=_count, help="default: extract.shard_mib of params.yaml"
     )
     gc = command(_gc, "shards that no view needs: list them, or delete them with --yes")
-    keep = [paths.HIDDEN_STATES]
-    gc.add_argument("--keep", type=Path, nargs="+", default=keep, help="views to keep")
+    gc.add_argument("--keep", type=Path, nargs="+", help="views to keep (default: all of data/)")
     gc.add_argument("--yes", action="store_true", help="delete them")
     add = command(_add, "take a view that was pulled into the store")
     add.add_argument("view", type=Path, nargs="?", default=paths.HIDDEN_STATES)
@@ -199,7 +198,8 @@ def _gc(options: argparse.Namespace) -> int:
 
 def _collect(store: HiddenStateStore, options: argparse.Namespace) -> int:
     needed: set[str] = set()
-    for view in map(Manifest, options.keep):
+    views = [paths.HIDDEN_STATES, *([paths.BENCH_STATES] if paths.BENCH_STATES.exists() else [])]
+    for view in map(Manifest, options.keep or views):
         if not view.places:
             raise ValueError(f"{view.folder} needs no shard at all; name others")
         if options.yes:  # a damaged copy must not outlive a whole one

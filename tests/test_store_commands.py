@@ -409,6 +409,14 @@ def test_gc_keeps_what_any_of_several_views_needs(run: Command, store: HiddenSta
     assert HiddenStateStore(paths.STORE).contents() == expected(FP8, [A])
 
 
+def test_gc_keeps_the_states_of_bench_answers_without_being_told(
+    run: Command, store: HiddenStateStore
+) -> None:
+    assert "1 shards" in run("gc").out
+    store.write_view(paths.BENCH_STATES, FP8, [sample_key(A)], 10**6)
+    assert "0 shards" in run("gc").out
+
+
 @pytest.mark.parametrize("words", [[], ["--keep", "nowhere"], ["--keep", "whole", "nowhere"]])
 def test_gc_deletes_nothing_when_a_view_is_not_there(
     run: Command, store: HiddenStateStore, words: list[str]
