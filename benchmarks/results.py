@@ -1,4 +1,4 @@
-"""docs/results.md and the README's first table from the raw results: no figure of them is typed.
+"""docs/results.md and the README's tables from the raw results: no figure of them is typed.
 
 Run      python -m benchmarks.results
 """
@@ -29,21 +29,30 @@ Rows = list[dict[str, Any]]
 
 
 _README = paths.ROOT / "README.md"
-_BEGIN, _END = "<!-- results -->\n", "<!-- end of results -->\n"
+_MARKS = {
+    "results": ("<!-- results -->\n", "<!-- end of results -->\n"),
+    "cpu": ("<!-- results on a CPU -->\n", "<!-- end of results on a CPU -->\n"),
+}
 
 
 def main() -> None:
-    """Write the page, its picture, and the table in the README."""
+    """Write the page, its picture, and the tables in the README."""
     draw()
     (paths.ROOT / "docs" / "results.md").write_text(text())
-    _README.write_text(with_table(_README.read_text()))
+    _README.write_text(with_tables(_README.read_text()))
 
 
-def with_table(readme: str) -> str:
-    """The README with the table of methods between its two marks."""
-    before, rest = readme.split(_BEGIN)
-    _, after = rest.split(_END)
-    return before + _BEGIN + "\n".join(overview()) + "\n" + _END + after
+def with_tables(readme: str) -> str:
+    """The README with the tables of methods on a GPU and on two CPU cores."""
+    readme = _between("results", overview(), readme)
+    return _between("cpu", overview(paths.ROOT / "reports" / "cpu"), readme)
+
+
+def _between(marks: str, lines: list[str], readme: str) -> str:
+    begin, end = _MARKS[marks]
+    before, rest = readme.split(begin)
+    _, after = rest.split(end)
+    return before + begin + "\n".join(lines) + "\n" + end + after
 
 
 def text() -> str:
@@ -84,9 +93,9 @@ greedy, {dtype}, CUDA graphs ({graphs}), `profiles/demo-h200.yaml`. Each row bes
 `none` of its own on the same GPU; intervals are 95%.
 
 Two runs, hours apart, with the same head. A (`reports/gpu/demo-h200`) has K = 1, 3 and 5 and the
-stages' times, B (`reports/gpu/demo-h200-decision`) n-gram, `none`, replay, prediction and the trace.
-*Does it pay* and *What was known before* are of B, *More of the verifier's own answers*, *K by
-load* and *Acceptance length by prompt type* of A, the best K under *What was wanted* of both.
+stages' times, B (`reports/gpu/demo-h200-decision`) n-gram, `none`, replay, prediction and the
+trace. *Does it pay* and *What was known before* are of B, *More of the verifier's own answers*, *K
+by load* and *Acceptance length by prompt type* of A, the best K under *What was wanted* of both.
 
 ## Does it pay
 

@@ -4,6 +4,7 @@ From reports/gpu/demo-h200-decision: methods, replay, prediction and the profile
 lease of the machine; the sweep of K and the stages' times are of reports/gpu/demo-h200.
 """
 
+from pathlib import Path
 from typing import Any
 
 from specmill import paths
@@ -20,7 +21,11 @@ Rows = list[dict[str, Any]]
 
 def rows_of(method: str, k: int, *, of: str | None = ALL) -> Rows:
     """Rows of a method at a K, of one prompt type, or of all types one by one."""
-    every = read_json(METHODS / f"bench_{method}.json")["rows"]
+    return _rows_in(METHODS / f"bench_{method}.json", k, of)
+
+
+def _rows_in(file: Path, k: int, of: str | None) -> Rows:
+    every = read_json(file)["rows"]
     return [
         row
         for row in every
@@ -30,16 +35,24 @@ def rows_of(method: str, k: int, *, of: str | None = ALL) -> Rows:
     ]
 
 
-def overview() -> list[str]:
-    """A line for each method and load."""
+def overview(folder: Path = METHODS) -> list[str]:
+    """A line for each method and load.
+
+    Args:
+        folder: Of the benches' results.
+    """
     lines = [
         "| requests in flight | method | K | `none` beside it, tok/s | tok/s "
         "| change (95% interval) | verdict | acceptance length | tokens a step |",
         "| ---: | --- | ---: | ---: | ---: | --- | --- | ---: | ---: |",
     ]
-    for load in _LOADS:
-        for method, k in (("none", 0), ("ngram", 3), ("eagle3", 3)):
-            (row,) = [row for row in rows_of(method, k) if row["concurrency"] == load]
+    found = {
+        (method, k): _rows_in(folder / f"bench_{method}.json", k, ALL)
+        for method, k in (("none", 0), ("ngram", 3), ("eagle3", 3))
+    }
+    for load in [row["concurrency"] for row in found["none", 0]]:
+        for (method, k), rows in found.items():
+            (row,) = [row for row in rows if row["concurrency"] == load]
             name = "`none`, against itself" if method == "none" else method
             lines.append(
                 f"| {load} | {name} | {k} | {row['reference_tokens_per_s']:,.0f} "
