@@ -96,11 +96,11 @@ def blend(tmp_path: Path) -> Path:
         ("rows.jsonl", lines(*ROWS)),
         ("rows.jsonl", b"\n" + lines(*ROWS).replace(b"\n", b"\r\n\n")),
         ("rows.jsonl", b"\xef\xbb\xbf" + lines(*ROWS)),
-        ("rows.jsonl.gz", gzip.compress(lines(*ROWS))),
+        ("rows.jsonl.gz", gzip.compress(lines(*ROWS), mtime=0)),
         ("rows.json", json.dumps(ROWS).encode()),
         ("rows.json", json.dumps(ROWS, indent=2).encode()),
         ("rows.json", b"\xef\xbb\xbf" + json.dumps(ROWS).encode()),
-        ("rows.json.gz", gzip.compress(json.dumps(ROWS).encode())),
+        ("rows.json.gz", gzip.compress(json.dumps(ROWS).encode(), mtime=0)),
     ],
 )
 def test_json_lines_and_arrays_are_read_plain_and_zipped(
