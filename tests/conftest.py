@@ -21,6 +21,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What shares something dear runs in one process of `pytest -n 2`, and the longest first.
 
