@@ -10,8 +10,8 @@ LOCK := requirements/$(PROFILE).txt
 STAMP := .venv/.installed-$(PROFILE)
 PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 BUILT := arctic-inference
-# engines start on one core each, so two processes share the tests as tests/conftest.py groups them
-TWO := -n 2 --dist loadgroup --no-loadscope-reorder
+# engines start on one core each, so two processes share the tests as tests/conftest.py deals them
+TWO := -n 2 --dist loadscope --no-loadscope-reorder
 PROMPTS := data/prompts/large.jsonl
 PROMPT_PACKAGES := .cache/prompt_packages
 

@@ -1,13 +1,16 @@
 """What holds for every test."""
 
+import functools
 import gc
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from threadpoolctl import threadpool_limits
+from xdist.scheduler import LoadScopeScheduling
 
 from specmill import tracking
 from tests.workspace import Workspace
@@ -21,24 +24,37 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What shares something dear runs in one process of `pytest -n 2`, and the longest first.
+@functools.cache
+def _wants_pipeline(file: Path) -> bool:
+    return "pipeline: Workspace" in file.read_text()
 
-    That is what wants `pipeline`, and every other file for itself.
+
+class Sharing(LoadScopeScheduling):
+    """Tests of one file in one process, and all that want `pipeline` in the same.
+
+    (xdist's own groups have no effect with pytest 9.2, whose tests do not take another name.)
     """
 
-    def group(item: pytest.Item) -> str:
-        shared = "pipeline" in getattr(item, "fixturenames", ())
-        return "pipeline" if shared else item.path.name
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "pipeline" if _wants_pipeline(self.config.rootpath / file) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Sharing:
+    """What `pytest -n 2` deals tests out by."""
+    return Sharing(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first: what wants `pipeline`, then what starts engines, then other processes."""
 
     def length(item: pytest.Item) -> int:
+        shares = _wants_pipeline(item.path)
+        assert shares or "pipeline" not in getattr(item, "fixturenames", ()), item.path
         marks = [item.get_closest_marker(name) is not None for name in ("long", "e2e", "slow")]
-        return 0 if group(item) == "pipeline" else 1 + [*marks, True].index(True)
+        return 0 if shares else 1 + [*marks, True].index(True)
 
     items.sort(key=length)  # stable: otherwise as collected
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
 
 
 def pytest_collection_finish() -> None:
