@@ -5,7 +5,7 @@ The text under each key is its description in docs/params.md.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from specmill.params_bench import Bench
 from specmill.params_curves import Curves
@@ -203,6 +203,16 @@ class Method(Section):
     """The artefact it serves: a head's folder, or the verifier's identity where there is none."""
     settings: Annotated[dict[str, Any], Field(default_factory=dict)]
     """What else the method can be told; its file says what."""
+
+    @field_validator("section")
+    @classmethod
+    def _follows_from_the_method(cls, section: str, known: ValidationInfo) -> str:
+        """DVC has to find it written: by a wrong one a bench would not see that K has changed."""
+        method = known.data.get("method")
+        right = "bench" if method == "none" else "spec"
+        if section != right:
+            raise ValueError(f"a row of method {method} has section: {right}")
+        return section
 
 
 class Runtime(Section):

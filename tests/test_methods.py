@@ -63,7 +63,8 @@ def mask(*ids: int) -> np.ndarray:
 
 
 def row(method: str, head: str = "head", **settings: Any) -> Method:
-    return Method(method=method, section="spec", head=head, settings=settings)
+    section: Any = "bench" if method == "none" else "spec"
+    return Method(method=method, section=section, head=head, settings=settings)
 
 
 def test_none_serves_without_a_draft() -> None:

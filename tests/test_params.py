@@ -130,6 +130,8 @@ def test_every_section_carries_the_values_of_the_file(tmp_path: Path) -> None:
         ("bench.enforce_eager", 0, "bench.enforce_eager"),
         ("bench.concurrency", 8, "bench.concurrency"),
         ("methods.none.section", "train", "methods.none.section"),
+        ("methods.none.section", "spec", "methods.none.section"),
+        ("methods.ngram.section", "bench", "methods.ngram.section"),
         ("vocab", 8192, "vocab"),
     ],
 )
