@@ -18,6 +18,10 @@ from tests.workspace import Workspace
 # before MLflow is imported: it opens its telemetry then
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["DO_NOT_TRACK"] = "true"
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # before torch is imported: threads that spin while they wait take the other process's cores, so
+    # that matrix products of both get a tenth as far
+    os.environ["OMP_WAIT_POLICY"] = "passive"
 # a shell's background job ignores it, and so would every process that a test interrupts
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # what is imported stays; looking for garbage among it takes a third of the time of collecting tests
