@@ -198,8 +198,9 @@ def _gc(options: argparse.Namespace) -> int:
 
 def _collect(store: HiddenStateStore, options: argparse.Namespace) -> int:
     needed: set[str] = set()
-    views = [paths.HIDDEN_STATES, *([paths.BENCH_STATES] if paths.BENCH_STATES.exists() else [])]
-    for view in map(Manifest, options.keep or views):
+    of_bench = [paths.BENCH_STATES] if paths.BENCH_STATES.exists() else []
+    views = options.keep or [paths.HIDDEN_STATES, *of_bench]
+    for view in map(Manifest, views):
         if not view.places:
             raise ValueError(f"{view.folder} needs no shard at all; name others")
         if options.yes:  # a damaged copy must not outlive a whole one
@@ -219,7 +220,7 @@ def _collect(store: HiddenStateStore, options: argparse.Namespace) -> int:
         store.forget(names)
     _say(
         f"{len(names)} shards, {size / 1e9:.3f} GB {done}; what "
-        f"{', '.join(map(str, options.keep))} needs is kept"
+        f"{', '.join(map(str, views))} needs is kept"
     )
     return 0
 

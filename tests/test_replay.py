@@ -20,7 +20,8 @@ NO_VIEW = cast(StateView, SimpleNamespace(online=False))
 
 
 def row(method: str, head: str = "models/verifier/identity.json") -> Method:
-    return Method(method=method, section="spec", head=head, settings={})
+    section: Any = "bench" if method == "none" else "spec"
+    return Method(method=method, section=section, head=head, settings={})
 
 
 def replayed(
