@@ -43,7 +43,10 @@ def main() -> None:
 
 
 def with_tables(readme: str) -> str:
-    """The README with the tables of methods on a GPU and on two CPU cores."""
+    """The README with the tables of methods on a GPU and on two CPU cores.
+
+    The latter from a copy in reports/cpu: reports/bench is another with every run of a user's.
+    """
     readme = _between("results", overview(), readme)
     return _between("cpu", overview(paths.ROOT / "reports" / "cpu"), readme)
 

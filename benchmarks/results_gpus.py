@@ -3,6 +3,7 @@
 From reports/gpu/two-gpus: `benchmarks.decode_step` on one GPU and on two, `benchmarks.two_gpus`.
 """
 
+from statistics import median
 from typing import Any
 
 from benchmarks.decode_step import LLAMA_8B
@@ -28,15 +29,15 @@ Run = dict[str, Any]
 
 
 def runs_of(gpus: int) -> list[Run]:
-    """Every K and load on so many GPUs."""
+    """Every load and K on so many GPUs, in this order."""
     name = "decode_step.json" if gpus == 1 else f"decode_step_x{gpus}.json"
     found: list[Run] = read_json(FOLDER / name)["runs"]
-    return found
+    return sorted(found, key=lambda run: (run["batch"], run["k"]))
 
 
 def _step(run: Run) -> float:
     """Milliseconds of a step without a profiler: the middle one of three."""
-    return float(sorted(run["step_ms"])[len(run["step_ms"]) // 2])
+    return float(median(run["step_ms"]))
 
 
 def drafting_steps() -> list[str]:
@@ -47,7 +48,7 @@ def drafting_steps() -> list[str]:
     ]
     runs = runs_of(1)
     plain = {run["batch"]: _step(run) for run in runs if not run["k"]}
-    for run in sorted(runs, key=lambda run: (run["batch"], run["k"])):
+    for run in runs:
         kinds = run["traced"]["by_kind"]
         each = " | ".join(f"{kinds[kind]:.2f}" for kind in _KINDS)
         lines.append(
@@ -59,7 +60,7 @@ def drafting_steps() -> list[str]:
 
 def draw(target: Target = PICTURE) -> None:
     """Bars of the same: a step's kernels by kind, and the time in which the GPU has none."""
-    runs = sorted(runs_of(1), key=lambda run: (run["batch"], run["k"]))
+    runs = runs_of(1)
     title = "A decode step of an 8B Llama on one H200, by kind of kernel"
     with canvas(target, (8.5, 4.2), title) as figure:
         axes = figure.subplots()
@@ -90,8 +91,7 @@ def own_link() -> Link:
         link["bandwidth_bytes_per_s"]
         for link in read_json(FOLDER / "decode_step_x2.json")["links"].values()
     )
-    (least,) = (run for run in runs_of(2) if not run["k"] and run["batch"] == 1)
-    traced = least["traced"]
+    traced = runs_of(2)[0]["traced"]
     moved_us = 1e6 * LLAMA_8B["hidden_size"] * 2 / bandwidth
     each_us = 1e3 * traced["all_reduce_least"] / traced["all_reduces"]
     return Link(bandwidth, each_us - moved_us)
@@ -106,7 +106,7 @@ def all_reduces() -> list[str]:
     ]
     one = {(run["batch"], run["k"]): _step(run) for run in runs_of(1)}
     geometry, link = read_geometry(LLAMA_8B), own_link()
-    for run in sorted(runs_of(2), key=lambda run: (run["batch"], run["k"])):
+    for run in runs_of(2):
         traced, alone = run["traced"], one[run["batch"], run["k"]]
         foreseen = all_reduce_ms(geometry, link, 2, run["batch"] * (run["k"] + 1))
         lines.append(
